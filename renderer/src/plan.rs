@@ -1,0 +1,185 @@
+//! The plan: workflow and ordered steps that lead from one spec to another.
+//!
+//! The server makes it for the preview and for the task's predicted steps, the operator for what
+//! it does; both with this function, from what was last applied.
+
+use crate::driver::DriverSpec;
+use crate::driver::format::{Action, Hook, Mode};
+use crate::spec::{Lifecycle, StyrminDeploymentSpec};
+
+/// What kind of change it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Workflow {
+    /// Nothing to do.
+    None,
+    /// A new deployment.
+    Create,
+    /// Another configuration.
+    Update,
+    /// Another application or driver version.
+    Upgrade,
+    /// The end.
+    Delete,
+}
+
+impl Workflow {
+    /// Its name in the API and in commit messages.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Upgrade => "upgrade",
+            Self::Delete => "delete",
+        }
+    }
+}
+
+/// Phase of the operator that a step belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StepKind {
+    /// Network policies and secrets.
+    Prerequisites,
+    /// The HelmRelease.
+    HelmRelease,
+    /// Services and aliases.
+    Services,
+    /// Readiness.
+    Ready,
+    /// One step of a driver's action.
+    Hook {
+        /// Name of the action.
+        action: String,
+        /// Its occasion.
+        hook: Hook,
+        /// Its point within the rollout.
+        mode: Mode,
+        /// Position among the action's steps, 0-based.
+        index: usize,
+        /// The requested run, for a job.
+        run: Option<String>,
+    },
+    /// Teardown.
+    Teardown,
+}
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanStep {
+    /// For people; the reference's names where it has them.
+    pub name: String,
+    /// What it is.
+    pub kind: StepKind,
+}
+
+/// Workflow and steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Kind of change.
+    pub workflow: Workflow,
+    /// In this order.
+    pub steps: Vec<PlanStep>,
+}
+
+/// Plans the way from what was last applied (`None`: nothing) to `to` (`None`: the end).
+/// `driver` is the driver of `to`, or of `from` when it is the end.
+#[must_use]
+pub fn plan(
+    from: Option<&StyrminDeploymentSpec>,
+    to: Option<&StyrminDeploymentSpec>,
+    driver: &DriverSpec,
+) -> Plan {
+    let to = to.filter(|spec| spec.lifecycle != Lifecycle::Deleting);
+    let workflow = match (from, to) {
+        (_, None) => Workflow::Delete,
+        (None, Some(_)) => Workflow::Create,
+        (Some(from), Some(to)) if from.same_content(to) => Workflow::None,
+        (Some(from), Some(to))
+            if from.driver != to.driver || from.application_version != to.application_version =>
+        {
+            Workflow::Upgrade
+        }
+        _ => Workflow::Update,
+    };
+    let step = |name: &str, kind: StepKind| PlanStep { name: name.to_owned(), kind };
+    if workflow == Workflow::None {
+        return Plan { workflow, steps: Vec::new() };
+    }
+    if workflow == Workflow::Delete {
+        let mut steps = Vec::new();
+        for mode in [Mode::Pre, Mode::Core, Mode::Post] {
+            steps.extend(hooks(driver, Hook::BeforeDelete, mode));
+        }
+        steps.push(step("Remove the deployment's resources and namespace", StepKind::Teardown));
+        return Plan { workflow, steps };
+    }
+    let hook = match workflow {
+        Workflow::Create => Some(Hook::Setup),
+        Workflow::Upgrade => Some(Hook::Upgrade),
+        _ => None,
+    };
+    let at = |mode: Mode| -> Vec<PlanStep> {
+        let mut steps: Vec<PlanStep> =
+            hook.into_iter().flat_map(|hook| hooks(driver, hook, mode)).collect();
+        steps.extend(jobs(from, to, driver, mode));
+        steps
+    };
+    let mut steps = vec![step("Create network policies and secrets", StepKind::Prerequisites)];
+    steps.extend(at(Mode::Pre));
+    steps.push(step("Install or upgrade the HelmRelease", StepKind::HelmRelease));
+    steps.extend(at(Mode::Core));
+    steps.push(step("Create services and middlewares", StepKind::Services));
+    steps.extend(at(Mode::Post));
+    steps.push(step("Wait for the deployment to be ready", StepKind::Ready));
+    Plan { workflow, steps }
+}
+
+fn hooks(driver: &DriverSpec, hook: Hook, mode: Mode) -> Vec<PlanStep> {
+    driver
+        .actions
+        .iter()
+        .filter(|action| action.hook == hook && action.mode == mode)
+        .flat_map(|action| action_steps(action, None))
+        .collect()
+}
+
+/// Steps of the job runs that `from` did not have.
+fn jobs(
+    from: Option<&StyrminDeploymentSpec>,
+    to: Option<&StyrminDeploymentSpec>,
+    driver: &DriverSpec,
+    mode: Mode,
+) -> Vec<PlanStep> {
+    let done = from.map(|spec| spec.jobs.as_slice()).unwrap_or_default();
+    to.into_iter()
+        .flat_map(|spec| &spec.jobs)
+        .filter(|run| !done.iter().any(|finished| finished.id == run.id))
+        .flat_map(|run| {
+            driver
+                .actions
+                .iter()
+                .filter(|action| action.hook == Hook::Job && action.mode == mode && action.name == run.action)
+                .flat_map(|action| action_steps(action, Some(run.id.clone())))
+        })
+        .collect()
+}
+
+fn action_steps(action: &Action, run: Option<String>) -> Vec<PlanStep> {
+    (0..action.steps.len())
+        .map(|index| PlanStep {
+            name: if action.steps.len() == 1 {
+                format!("Run {}", action.name)
+            } else {
+                format!("Run {} ({} of {})", action.name, index + 1, action.steps.len())
+            },
+            kind: StepKind::Hook {
+                action: action.name.clone(),
+                hook: action.hook,
+                mode: action.mode,
+                index,
+                run: run.clone(),
+            },
+        })
+        .collect()
+}

@@ -1,0 +1,148 @@
+//! The embedded Git host: smart HTTP at `/git/<cluster>.git`, answered by `git http-backend`.
+//!
+//! A cluster's agent may read its own repository; administrators may read and push. Only the three
+//! requests of the smart protocol are let through.
+
+use super::{AppState, caller, problem};
+use crate::auth::Caller;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use futures::StreamExt as _;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin};
+use tokio_util::io::ReaderStream;
+use tracing::{error, warn};
+
+/// Most bytes of a push.
+const PUSH_MAX: usize = 512 << 20;
+/// Longest time of one request, as a whole.
+const LIMIT: Duration = Duration::from_secs(600);
+/// Most lines and bytes of the backend's headers.
+const HEADERS_MAX: usize = 64;
+
+pub(super) async fn serve(
+    State(state): State<Arc<AppState>>,
+    Path((repository, rest)): Path<(String, String)>,
+    request: Request,
+) -> Response {
+    let (request, body) = request.into_parts();
+    let caller = match caller(&state.api, &request.headers).await {
+        Ok(caller) => caller,
+        Err(response) => return *response,
+    };
+    let query = request.uri.query().unwrap_or_default().to_owned();
+    let pushes = match (&request.method, rest.as_str(), query.as_str()) {
+        (&Method::GET, "info/refs", "service=git-upload-pack") | (&Method::POST, "git-upload-pack", "") => false,
+        (&Method::GET, "info/refs", "service=git-receive-pack") | (&Method::POST, "git-receive-pack", "") => true,
+        _ => return problem(StatusCode::NOT_FOUND, "only Git's smart HTTP protocol is served here"),
+    };
+    let name = repository.strip_suffix(".git").unwrap_or(&repository);
+    let cluster = match state.api.store.cluster(name).await {
+        Ok(found) => found.filter(|cluster| cluster.git_url.is_none()),
+        Err(error) => {
+            error!(%error, "a repository cannot be looked up");
+            return problem(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer");
+        }
+    };
+    // A foreign agent learns nothing of what exists.
+    if let Caller::Agent { cluster: own } = &caller
+        && (pushes || cluster.as_ref().is_none_or(|cluster| cluster.id != *own))
+    {
+        return problem(StatusCode::FORBIDDEN, "an agent's token reads the repository of its own cluster, and nothing else");
+    }
+    let Some(cluster) = cluster else {
+        return problem(StatusCode::NOT_FOUND, &format!("this server hosts no repository of a cluster \"{name}\""));
+    };
+    let host = state.api.host.clone();
+    let id = cluster.id.clone();
+    let ensured = tokio::task::spawn_blocking(move || host.ensure(&id).map(|_| ())).await;
+    if !matches!(ensured, Ok(Ok(()))) {
+        error!(cluster = cluster.name, "the hosted repository cannot be opened");
+        return problem(StatusCode::INTERNAL_SERVER_ERROR, "the repository cannot be opened");
+    }
+
+    let mut command = state.api.host.backend(&cluster.id, &rest);
+    let text = |name: HeaderName| request.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    command
+        .env("REQUEST_METHOD", request.method.as_str())
+        .env("QUERY_STRING", &query)
+        .env("CONTENT_TYPE", text(header::CONTENT_TYPE))
+        .env("HTTP_CONTENT_ENCODING", text(header::CONTENT_ENCODING))
+        .env("GIT_PROTOCOL", text(HeaderName::from_static("git-protocol")))
+        .env("REMOTE_USER", if pushes { "administrator" } else { "reader" })
+        .stdin(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            error!(%error, "git http-backend cannot be started");
+            return problem(StatusCode::INTERNAL_SERVER_ERROR, "the git program cannot be started");
+        }
+    };
+    if let Some(input) = child.stdin.take() {
+        tokio::spawn(feed(body, input));
+    }
+    match tokio::time::timeout(LIMIT, answer(child)).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => {
+            warn!(%error, cluster = cluster.name, "git http-backend failed");
+            problem(StatusCode::BAD_GATEWAY, "the git program did not answer")
+        }
+        Err(_) => problem(StatusCode::GATEWAY_TIMEOUT, "the git program did not answer in time"),
+    }
+}
+
+/// Hands the request's body to the backend. A body that is too large or breaks off ends its input,
+/// and the backend refuses the torn pack.
+async fn feed(body: Body, mut input: ChildStdin) {
+    let mut chunks = body.into_data_stream();
+    let mut total = 0;
+    let copy = async {
+        while let Some(Ok(chunk)) = chunks.next().await {
+            total += chunk.len();
+            if total > PUSH_MAX || input.write_all(&chunk).await.is_err() {
+                break;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(LIMIT, copy).await;
+}
+
+/// The backend's answer: CGI headers, then the body as it comes.
+async fn answer(mut child: Child) -> std::io::Result<Response> {
+    let missing = || std::io::Error::other("no output");
+    let mut output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
+    let mut status = StatusCode::OK;
+    let mut headers = Vec::new();
+    for _ in 0..HEADERS_MAX {
+        let mut line = String::new();
+        if output.read_line(&mut line).await? == 0 {
+            return Err(std::io::Error::other("its output ended within the headers"));
+        }
+        let line = line.trim_end();
+        if line.is_empty() {
+            break;
+        }
+        let Some((name, value)) = line.split_once(": ") else { continue };
+        if name.eq_ignore_ascii_case("status") {
+            let code = value.split(' ').next().and_then(|code| code.parse().ok());
+            status = code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+        } else if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.push((name, value));
+        }
+    }
+    // The child lives as long as its output is read; then it is waited for, and ended if the
+    // client went away.
+    let stream = ReaderStream::new(output);
+    let body = Body::from_stream(futures::stream::unfold((stream, child), |(mut stream, child)| async move {
+        let chunk = tokio::time::timeout(LIMIT, stream.next()).await.ok().flatten()?;
+        Some((chunk, (stream, child)))
+    }));
+    let mut response = (status, body).into_response();
+    response.headers_mut().extend(headers);
+    Ok(response)
+}

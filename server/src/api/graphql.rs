@@ -1,0 +1,543 @@
+//! The GraphQL schema: queries read the store, mutations call `changes`.
+
+use super::error::{change as refused, coded, store as failed};
+use super::objects::{
+    Cluster, Deployment, Driver, DriverProblem, Environment, Instance, InstanceDiff, Page, PageInfo, Task,
+};
+use super::Api;
+use crate::auth::{self, Caller};
+use crate::changes::{Changed, CreateCluster, CreateDeployment, GitInput, UpdateDeployment};
+use crate::secrets::Plain;
+use crate::store::{After, Person};
+use async_graphql::{Context, EmptySubscription, ID, InputObject, Json, Object, OutputType, Result, SimpleObject};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use styrmin_renderer::config::{self, Patch};
+use styrmin_renderer::diff;
+
+/// The schema.
+pub type Schema = async_graphql::Schema<Query, Mutation, EmptySubscription>;
+
+/// Most objects of a page, and how many when nobody says.
+const PAGE_MAX: i32 = 500;
+const PAGE: i32 = 50;
+const DEPTH_MAX: usize = 12;
+const COMPLEXITY_MAX: usize = 100_000;
+const RECURSION_MAX: usize = 24;
+const DIRECTIVES_MAX: usize = 16;
+
+/// Builds the schema with its limits.
+pub fn schema(api: Api) -> Schema {
+    builder().data(api).finish()
+}
+
+/// The schema as text, for the committed file.
+#[must_use]
+pub fn sdl() -> String {
+    builder().finish().sdl()
+}
+
+fn builder() -> async_graphql::SchemaBuilder<Query, Mutation, EmptySubscription> {
+    async_graphql::Schema::build(Query, Mutation, EmptySubscription)
+        .limit_depth(DEPTH_MAX)
+        .limit_complexity(COMPLEXITY_MAX)
+        .limit_recursive_depth(RECURSION_MAX)
+        .limit_directives(DIRECTIVES_MAX)
+}
+
+fn api<'a>(ctx: &Context<'a>) -> Result<&'a Api> {
+    ctx.data::<Api>()
+}
+
+/// Only people make changes and read everything.
+fn administrator<'a>(ctx: &Context<'a>) -> Result<&'a Person> {
+    match ctx.data::<Caller>()? {
+        Caller::Administrator(person) => Ok(person),
+        Caller::Agent { .. } => {
+            Err(coded("an agent's token speaks for its cluster only; use an administrator's token", "FORBIDDEN"))
+        }
+    }
+}
+
+/// One more than a page, to know whether there is a next one.
+fn limit(first: Option<i32>) -> Result<usize> {
+    match first.unwrap_or(PAGE) {
+        first @ 1..=PAGE_MAX => Ok(first as usize),
+        other => Err(coded(format!("first: {other} is not between 1 and {PAGE_MAX}"), "INVALID")),
+    }
+}
+
+fn decode(cursor: Option<String>) -> Result<Option<String>> {
+    cursor
+        .map(|cursor| {
+            URL_SAFE_NO_PAD
+                .decode(&cursor)
+                .ok()
+                .and_then(|bytes| String::from_utf8(bytes).ok())
+                .ok_or_else(|| coded(format!("after: \"{cursor}\" is not a cursor of this API"), "INVALID"))
+        })
+        .transpose()
+}
+
+fn name_cursor(cursor: Option<String>) -> Result<After> {
+    Ok(decode(cursor)?.map(|text| match text.split_once('\n') {
+        Some((name, id)) => (name.to_owned(), id.to_owned()),
+        None => (text, String::new()),
+    }))
+}
+
+fn page<Row, T: OutputType>(
+    mut rows: Vec<Row>,
+    limit: usize,
+    cursor: impl Fn(&Row) -> String,
+    object: impl Fn(Row) -> T,
+) -> Page<T> {
+    let has_next_page = rows.len() > limit;
+    rows.truncate(limit);
+    let end_cursor = rows.last().map(|row| URL_SAFE_NO_PAD.encode(cursor(row)));
+    Page { nodes: rows.into_iter().map(object).collect(), page_info: PageInfo { has_next_page, end_cursor } }
+}
+
+fn wanted(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX - 1) + 1
+}
+
+pub(super) async fn environments(
+    ctx: &Context<'_>,
+    cluster: Option<&str>,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<Environment>> {
+    let limit = limit(first)?;
+    let rows = api(ctx)?.store.environments(cluster, name_cursor(after)?, wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| format!("{}\n{}", row.name, row.id), Environment))
+}
+
+pub(super) async fn deployments(
+    ctx: &Context<'_>,
+    cluster: Option<&str>,
+    environment: Option<&str>,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<Deployment>> {
+    let limit = limit(first)?;
+    let after = name_cursor(after)?;
+    let rows = api(ctx)?.store.deployments(cluster, environment, after, wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| format!("{}\n{}", row.name, row.id), Deployment))
+}
+
+pub(super) async fn instances(
+    ctx: &Context<'_>,
+    deployment: &str,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<Instance>> {
+    let limit = limit(first)?;
+    let before = decode(after)?
+        .map(|text| text.parse::<i64>().map_err(|_| coded("after: is not a cursor of this list", "INVALID")))
+        .transpose()?;
+    let rows = api(ctx)?.store.instances(deployment, before, wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| row.sequence.to_string(), Instance))
+}
+
+pub(super) async fn tasks(
+    ctx: &Context<'_>,
+    deployment: Option<&str>,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<Task>> {
+    let limit = limit(first)?;
+    let before = decode(after)?;
+    let rows = api(ctx)?.store.tasks(deployment, before.as_deref(), wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| row.id.clone(), Task))
+}
+
+/// Who the token belongs to.
+#[derive(SimpleObject)]
+struct Viewer {
+    /// administrator or agent.
+    kind: &'static str,
+    /// Name of the person.
+    name: Option<String>,
+    /// Email of the person.
+    email: Option<String>,
+    /// Id of the agent's cluster.
+    cluster: Option<ID>,
+}
+
+/// Reads.
+pub struct Query;
+
+#[Object]
+impl Query {
+    /// Who the token belongs to.
+    async fn viewer(&self, ctx: &Context<'_>) -> Result<Viewer> {
+        Ok(match ctx.data::<Caller>()? {
+            Caller::Administrator(person) => Viewer {
+                kind: "administrator",
+                name: Some(person.name.clone()),
+                email: Some(person.email.clone()),
+                cluster: None,
+            },
+            Caller::Agent { cluster } => {
+                Viewer { kind: "agent", name: None, email: None, cluster: Some(ID(cluster.clone())) }
+            }
+        })
+    }
+
+    /// Clusters by name.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn clusters(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Cluster>> {
+        administrator(ctx)?;
+        let limit = limit(first)?;
+        let rows = api(ctx)?.store.clusters(name_cursor(after)?, wanted(limit)).await.map_err(failed)?;
+        Ok(page(rows, limit, |row| format!("{}\n{}", row.name, row.id), Cluster))
+    }
+
+    /// One cluster by id or name.
+    async fn cluster(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Cluster>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.cluster(&id).await.map_err(failed)?.map(Cluster))
+    }
+
+    /// Environments by name.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn environments(
+        &self,
+        ctx: &Context<'_>,
+        cluster: Option<ID>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Environment>> {
+        administrator(ctx)?;
+        environments(ctx, cluster.as_ref().map(|id| id.as_str()), first, after).await
+    }
+
+    /// One environment.
+    async fn environment(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Environment>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.environment(&id).await.map_err(failed)?.map(Environment))
+    }
+
+    /// Deployments by name.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn deployments(
+        &self,
+        ctx: &Context<'_>,
+        cluster: Option<ID>,
+        environment: Option<ID>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Deployment>> {
+        administrator(ctx)?;
+        let (cluster, environment) =
+            (cluster.as_ref().map(|id| id.as_str()), environment.as_ref().map(|id| id.as_str()));
+        deployments(ctx, cluster, environment, first, after).await
+    }
+
+    /// One deployment.
+    async fn deployment(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Deployment>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.deployment(&id).await.map_err(failed)?.map(Deployment))
+    }
+
+    /// One instance.
+    async fn instance(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Instance>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.instance(&id).await.map_err(failed)?.map(Instance))
+    }
+
+    /// What differs between two instances; without `from`, everything is new.
+    async fn instance_diff(&self, ctx: &Context<'_>, from: Option<ID>, to: ID) -> Result<InstanceDiff> {
+        administrator(ctx)?;
+        let read = async |id: &ID| {
+            let found = api(ctx)?.store.instance(id).await.map_err(failed)?;
+            found.ok_or_else(|| coded(format!("instance \"{}\": does not exist", id.as_str()), "NOT_FOUND"))
+        };
+        let new = read(&to).await?;
+        let old = match &from {
+            Some(id) => Some(read(id).await?),
+            None => None,
+        };
+        let changes = diff::specs(old.as_ref().map(|old| &old.spec), &new.spec);
+        let text = |document: Option<&String>| document.cloned().unwrap_or_default();
+        let (before, after) = (text(old.as_ref().and_then(|old| old.document.as_ref())), text(new.document.as_ref()));
+        let document = similar::TextDiff::from_lines(&before, &after)
+            .unified_diff()
+            .header("a/styrmindeployment.yaml", "b/styrmindeployment.yaml")
+            .to_string();
+        Ok(InstanceDiff { changes: changes.into_iter().map(Into::into).collect(), document })
+    }
+
+    /// Newest first, of one deployment or all.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn tasks(
+        &self,
+        ctx: &Context<'_>,
+        deployment: Option<ID>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Task>> {
+        administrator(ctx)?;
+        tasks(ctx, deployment.as_ref().map(|id| id.as_str()), first, after).await
+    }
+
+    /// One task.
+    async fn task(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Task>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.task(&id).await.map_err(failed)?.map(Task))
+    }
+
+    /// Loaded drivers by name.
+    async fn drivers(&self, ctx: &Context<'_>) -> Result<Vec<Driver>> {
+        administrator(ctx)?;
+        let catalog = api(ctx)?.drivers.catalog();
+        Ok(catalog.versions.iter().map(|(name, found)| Driver { name: name.clone(), found: found.clone() }).collect())
+    }
+
+    /// Folders that could not be loaded, and why.
+    async fn driver_problems(&self, ctx: &Context<'_>) -> Result<Vec<DriverProblem>> {
+        administrator(ctx)?;
+        let catalog = api(ctx)?.drivers.catalog();
+        let problems = catalog.problems.iter();
+        Ok(problems.map(|(folder, messages)| DriverProblem { folder: folder.clone(), messages: messages.clone() }).collect())
+    }
+}
+
+/// Where a cluster's repository is.
+#[derive(InputObject)]
+struct GitRepositoryInput {
+    /// Any Git URL, without credentials.
+    url: String,
+    /// Branch that Flux follows; main when absent.
+    branch: Option<String>,
+    /// Folder of the cluster in the repository; the root when absent.
+    path: Option<String>,
+    /// User for HTTPS.
+    username: Option<String>,
+    /// Password or token for HTTPS; stored encrypted, never shown.
+    password: Option<String>,
+}
+
+/// A new cluster.
+#[derive(InputObject)]
+struct CreateClusterInput {
+    /// Unique name, a DNS label.
+    name: String,
+    /// Configuration of this level.
+    config: Option<Json<config::Object>>,
+    /// Its repository; hosted by this server when absent.
+    git: Option<GitRepositoryInput>,
+    /// age recipient that secrets are encrypted for.
+    age_recipient: Option<String>,
+}
+
+/// A change of one level's configuration.
+#[derive(InputObject, Default)]
+struct ConfigPatch {
+    /// Merged into the level: mappings key by key, everything else replaced; null is a value.
+    set: Option<Json<config::Object>>,
+    /// JSON pointers of keys to remove, so that the next level counts: `/env_vars/LOG_LEVEL`.
+    remove: Option<Vec<String>>,
+}
+
+impl From<Option<ConfigPatch>> for Wrapped {
+    fn from(patch: Option<ConfigPatch>) -> Self {
+        let patch = patch.unwrap_or_default();
+        Self(Patch { set: patch.set.map(|set| set.0).unwrap_or_default(), remove: patch.remove.unwrap_or_default() })
+    }
+}
+
+/// [`Patch`], from the API's input.
+struct Wrapped(Patch);
+
+/// A new deployment.
+#[derive(InputObject)]
+struct CreateDeploymentInput {
+    /// Its environment.
+    environment: ID,
+    /// Unique name in the environment, a DNS label.
+    name: String,
+    /// Name of the driver.
+    driver: String,
+    /// Driver version to insist on; the newest that supports the application version when absent.
+    driver_version: Option<String>,
+    /// Version of the application; the driver's default when absent.
+    application_version: Option<String>,
+    /// Configuration of this level.
+    config: Option<Json<config::Object>>,
+    /// Parameters, the secret ones included.
+    parameters: Option<Json<config::Object>>,
+}
+
+/// A change of a deployment.
+#[derive(InputObject)]
+struct UpdateDeploymentInput {
+    /// Changes of the configuration.
+    config: Option<ConfigPatch>,
+    /// Parameters to set, each as a whole, the secret ones included.
+    parameters: Option<Json<config::Object>>,
+    /// Parameters to give back to the driver's default.
+    remove_parameters: Option<Vec<String>>,
+}
+
+/// A new cluster and its agent's token.
+#[derive(SimpleObject)]
+struct CreateClusterPayload {
+    /// The cluster.
+    cluster: Cluster,
+    /// Token of its agent, shown this once.
+    agent_token: String,
+}
+
+/// What a change led to.
+#[derive(SimpleObject)]
+struct ChangePayload {
+    /// The deployment as it is now.
+    deployment: Deployment,
+    /// Follow it to see the change arrive; null when nothing changes for the cluster.
+    task: Option<Task>,
+}
+
+impl From<Changed> for ChangePayload {
+    fn from(changed: Changed) -> Self {
+        Self { deployment: Deployment(changed.deployment), task: changed.task.map(Task) }
+    }
+}
+
+/// A new administrator's token.
+#[derive(SimpleObject)]
+struct CreateTokenPayload {
+    /// Shown this once.
+    token: String,
+}
+
+/// Changes.
+pub struct Mutation;
+
+#[Object]
+impl Mutation {
+    /// Adds a token for another person.
+    async fn create_administrator_token(&self, ctx: &Context<'_>, name: String, email: String) -> Result<CreateTokenPayload> {
+        administrator(ctx)?;
+        auth::check_person(&name, &email)
+            .map_err(|(field, message)| coded(format!("administrator token: {field}: {message}"), "INVALID"))?;
+        let api = api(ctx)?;
+        let person = Person { name, email };
+        let token = auth::create_administrator(api.store.as_ref(), api.clock.as_ref(), &person).await.map_err(failed)?;
+        Ok(CreateTokenPayload { token })
+    }
+
+    /// Adds a cluster.
+    async fn create_cluster(&self, ctx: &Context<'_>, input: CreateClusterInput) -> Result<CreateClusterPayload> {
+        let author = administrator(ctx)?;
+        let git = input.git.map(|git| GitInput {
+            url: git.url,
+            branch: git.branch,
+            path: git.path,
+            username: git.username,
+            password: git.password.map(Plain::new),
+        });
+        let input = CreateCluster {
+            name: input.name,
+            config: input.config.map(|config| config.0).unwrap_or_default(),
+            git,
+            age_recipient: input.age_recipient,
+        };
+        let (cluster, agent_token) = api(ctx)?.changes.create_cluster(input, author).await.map_err(refused)?;
+        Ok(CreateClusterPayload { cluster: Cluster(cluster), agent_token })
+    }
+
+    /// Changes a cluster's configuration. Deployments take it up with their next change.
+    async fn update_cluster(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        config: Option<ConfigPatch>,
+        age_recipient: Option<String>,
+    ) -> Result<Cluster> {
+        administrator(ctx)?;
+        let patch = Wrapped::from(config).0;
+        Ok(Cluster(api(ctx)?.changes.update_cluster(&id, &patch, age_recipient).await.map_err(refused)?))
+    }
+
+    /// Adds an environment to a cluster.
+    async fn create_environment(
+        &self,
+        ctx: &Context<'_>,
+        cluster: ID,
+        name: String,
+        config: Option<Json<config::Object>>,
+    ) -> Result<Environment> {
+        let author = administrator(ctx)?;
+        let config = config.map(|config| config.0).unwrap_or_default();
+        let changes = &api(ctx)?.changes;
+        Ok(Environment(changes.create_environment(&cluster, &name, config, author).await.map_err(refused)?))
+    }
+
+    /// Changes an environment's configuration. Deployments take it up with their next change.
+    async fn update_environment(&self, ctx: &Context<'_>, id: ID, config: ConfigPatch) -> Result<Environment> {
+        administrator(ctx)?;
+        let patch = Wrapped::from(Some(config)).0;
+        Ok(Environment(api(ctx)?.changes.update_environment(&id, &patch).await.map_err(refused)?))
+    }
+
+    /// Adds a deployment.
+    async fn create_deployment(&self, ctx: &Context<'_>, input: CreateDeploymentInput) -> Result<ChangePayload> {
+        let author = administrator(ctx)?;
+        let input = CreateDeployment {
+            environment: input.environment.0,
+            name: input.name,
+            driver: input.driver,
+            driver_version: input.driver_version,
+            application_version: input.application_version,
+            config: input.config.map(|config| config.0).unwrap_or_default(),
+            parameters: input.parameters.map(|parameters| parameters.0).unwrap_or_default(),
+        };
+        Ok(api(ctx)?.changes.create_deployment(input, author).await.map_err(refused)?.into())
+    }
+
+    /// Changes a deployment's configuration and parameters. With `baseInstanceId` only when that is
+    /// still its newest instance.
+    async fn update_deployment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        input: UpdateDeploymentInput,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
+        let author = administrator(ctx)?;
+        let base = base_instance_id.as_ref().map(|id| id.as_str());
+        let input = UpdateDeployment {
+            config: Wrapped::from(input.config).0,
+            parameters: input.parameters.map(|parameters| parameters.0).unwrap_or_default(),
+            remove_parameters: input.remove_parameters.unwrap_or_default(),
+        };
+        Ok(api(ctx)?.changes.update_deployment(&id, input, base, author).await.map_err(refused)?.into())
+    }
+
+    /// Moves a deployment to an application version, choosing the driver version again.
+    async fn upgrade_deployment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        application_version: Option<String>,
+        driver_version: Option<String>,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
+        let author = administrator(ctx)?;
+        let base = base_instance_id.as_ref().map(|id| id.as_str());
+        let changes = &api(ctx)?.changes;
+        let changed = changes
+            .upgrade_deployment(&id, application_version.as_deref(), driver_version.as_deref(), base, author)
+            .await;
+        Ok(changed.map_err(refused)?.into())
+    }
+
+    /// Removes a deployment.
+    async fn delete_deployment(&self, ctx: &Context<'_>, id: ID, base_instance_id: Option<ID>) -> Result<ChangePayload> {
+        let author = administrator(ctx)?;
+        let base = base_instance_id.as_ref().map(|id| id.as_str());
+        Ok(api(ctx)?.changes.delete_deployment(&id, base, author).await.map_err(refused)?.into())
+    }
+}

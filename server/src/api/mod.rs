@@ -1,0 +1,156 @@
+//! What the world can call: GraphQL, Git over HTTP, health and metrics.
+//!
+//! A thin layer over plain functions: it finds out who calls, bounds what comes in, translates
+//! errors, and decides nothing. No call without a token, health excepted.
+
+mod error;
+mod git_http;
+pub mod graphql;
+mod objects;
+
+use crate::auth::{self, AuthError, Caller};
+use crate::changes::Changes;
+use crate::clock::Clock;
+use crate::drivers::Drivers;
+use crate::metrics;
+use crate::repository::Host;
+use crate::store::Store;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tower_http::catch_panic::CatchPanicLayer;
+use tracing::{error, info};
+
+/// Most bytes of a GraphQL request: room for the largest context, written as parameters.
+pub const BODY_MAX: usize = 4 << 20;
+/// Longest time for a GraphQL request.
+const REQUEST_LIMIT: Duration = Duration::from_secs(90);
+
+/// What the handlers need.
+#[derive(Clone)]
+pub struct Api {
+    /// Everything that is remembered.
+    pub store: Arc<dyn Store>,
+    /// Makes changes.
+    pub changes: Arc<Changes>,
+    /// Known drivers.
+    pub drivers: Arc<Drivers>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Hosted repositories.
+    pub host: Host,
+}
+
+/// All routes.
+pub fn router(api: Api) -> Router {
+    let schema = graphql::schema(api.clone());
+    Router::new()
+        .route("/graphql", post(graphql_request))
+        .route("/git/{repository}/{*rest}", any(git_http::serve))
+        .route("/metrics", get(show_metrics))
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(ready))
+        .fallback(|| async { problem(StatusCode::NOT_FOUND, "there is nothing here; the API is at /graphql") })
+        .layer(CatchPanicLayer::new())
+        .layer(middleware::from_fn(observe))
+        .with_state(Arc::new(AppState { api, schema }))
+}
+
+pub(crate) struct AppState {
+    pub(crate) api: Api,
+    schema: graphql::Schema,
+}
+
+/// An error outside GraphQL, as JSON in GraphQL's shape.
+fn problem(status: StatusCode, message: &str) -> Response {
+    let body = json!({ "errors": [{ "message": message }] }).to_string();
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Lets in who has a token.
+pub(crate) async fn caller(api: &Api, headers: &HeaderMap) -> Result<Caller, Box<Response>> {
+    auth::authenticate(api.store.as_ref(), headers).await.map_err(|error| {
+        let status = match error {
+            AuthError::Missing | AuthError::Unknown => StatusCode::UNAUTHORIZED,
+            AuthError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            error!(%error, "tokens cannot be checked");
+        }
+        let mut response = problem(status, &error.to_string());
+        let challenge = HeaderValue::from_static("Basic realm=\"styrmin\", charset=\"UTF-8\"");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        Box::new(response)
+    })
+}
+
+async fn graphql_request(State(state): State<Arc<AppState>>, request: Request) -> Response {
+    let caller = match caller(&state.api, request.headers()).await {
+        Ok(caller) => caller,
+        Err(response) => return *response,
+    };
+    let Ok(bytes) = axum::body::to_bytes(request.into_body(), BODY_MAX).await else {
+        return problem(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            &format!("the request is larger than {BODY_MAX} bytes, or broke off; send less at once"),
+        );
+    };
+    let query: async_graphql::Request = match serde_json::from_slice(&bytes) {
+        Ok(query) => query,
+        Err(error) => {
+            return problem(StatusCode::BAD_REQUEST, &format!("the request is not a GraphQL request as JSON: {error}"));
+        }
+    };
+    match tokio::time::timeout(REQUEST_LIMIT, state.schema.execute(query.data(caller))).await {
+        Ok(response) => match serde_json::to_string(&response) {
+            Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+            Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        },
+        Err(_) => problem(StatusCode::GATEWAY_TIMEOUT, "the request took too long; ask for less at once"),
+    }
+}
+
+async fn ready(State(state): State<Arc<AppState>>) -> Response {
+    match tokio::time::timeout(Duration::from_secs(5), state.api.store.ping()).await {
+        Ok(Ok(())) => "ok".into_response(),
+        Ok(Err(error)) => {
+            error!(%error, "not ready");
+            problem(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer")
+        }
+        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer in time"),
+    }
+}
+
+async fn show_metrics(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
+    match caller(&state.api, &headers).await {
+        Ok(Caller::Administrator(_)) => {}
+        Ok(Caller::Agent { .. }) => return problem(StatusCode::FORBIDDEN, "an agent's token does not open metrics"),
+        Err(response) => return *response,
+    }
+    let waiting = state.api.store.outbox_size().await.unwrap_or(-1);
+    match metrics::text(waiting) {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+/// Counts and logs every request, without its content.
+async fn observe(request: Request<Body>, next: Next) -> Response {
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let started = tokio::time::Instant::now();
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    metrics::request(status);
+    if !matches!(path.as_str(), "/healthz" | "/readyz") {
+        info!(%method, path, status, duration_ms = started.elapsed().as_millis() as u64, "request");
+    }
+    response
+}

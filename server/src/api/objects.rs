@@ -1,0 +1,514 @@
+//! GraphQL objects over the rows. What a row refers to is read when it is asked for.
+
+use super::error::store as failed;
+use super::{Api, graphql};
+use crate::clock::timestamp;
+use crate::store::{self, DeploymentState, InstanceState, Lifecycle, Millis, StepState, TaskState};
+use async_graphql::{ComplexObject, Context, Enum, ID, Json, Object, OutputType, Result, SimpleObject};
+use serde_json::Value;
+use std::sync::Arc;
+use styrmin_renderer::config::{self, Level};
+use styrmin_renderer::{diff, driver};
+
+/// RFC 3339, in UTC.
+pub(super) fn time(millis: Millis) -> String {
+    timestamp(millis).to_string()
+}
+
+/// Where a list goes on.
+#[derive(SimpleObject)]
+pub struct PageInfo {
+    /// Whether there is more.
+    pub has_next_page: bool,
+    /// Hand it back as `after` for the next page.
+    pub end_cursor: Option<String>,
+}
+
+/// One page of a list.
+#[derive(SimpleObject)]
+#[graphql(concrete(name = "ClusterPage", params(Cluster)))]
+#[graphql(concrete(name = "EnvironmentPage", params(Environment)))]
+#[graphql(concrete(name = "DeploymentPage", params(Deployment)))]
+#[graphql(concrete(name = "InstancePage", params(Instance)))]
+#[graphql(concrete(name = "TaskPage", params(Task)))]
+pub struct Page<T: OutputType> {
+    /// The objects.
+    pub nodes: Vec<T>,
+    /// Where it goes on.
+    pub page_info: PageInfo,
+}
+
+/// A Kubernetes cluster and its repository.
+pub struct Cluster(pub store::Cluster);
+
+#[Object]
+impl Cluster {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    async fn name(&self) -> &str {
+        &self.0.name
+    }
+    /// Configuration of this level.
+    async fn config(&self) -> Json<&config::Object> {
+        Json(&self.0.config)
+    }
+    /// URL of its repository; null: hosted by this server at `/git/<name>.git`.
+    async fn git_url(&self) -> Option<&str> {
+        self.0.git_url.as_deref()
+    }
+    async fn branch(&self) -> &str {
+        &self.0.branch
+    }
+    /// Its folder in the repository.
+    async fn path(&self) -> &str {
+        &self.0.path
+    }
+    /// age recipient that secrets are encrypted for.
+    async fn age_recipient(&self) -> Option<&str> {
+        self.0.age_recipient.as_deref()
+    }
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn environments(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Environment>> {
+        graphql::environments(ctx, Some(&self.0.id), first, after).await
+    }
+}
+
+/// A group of deployments in one cluster.
+pub struct Environment(pub store::Environment);
+
+#[Object]
+impl Environment {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    async fn name(&self) -> &str {
+        &self.0.name
+    }
+    /// Configuration of this level.
+    async fn config(&self) -> Json<&config::Object> {
+        Json(&self.0.config)
+    }
+    async fn cluster(&self, ctx: &Context<'_>) -> Result<Option<Cluster>> {
+        Ok(ctx.data::<Api>()?.store.cluster(&self.0.cluster_id).await.map_err(failed)?.map(Cluster))
+    }
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn deployments(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Deployment>> {
+        graphql::deployments(ctx, None, Some(&self.0.id), first, after).await
+    }
+}
+
+/// Where a value was set.
+#[derive(Enum, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Styrmin's own default.
+    Styrmin,
+    /// The driver's default.
+    Driver,
+    /// The cluster.
+    Cluster,
+    /// The environment.
+    Environment,
+    /// The deployment.
+    Deployment,
+}
+
+impl From<Level> for Origin {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Styrmin => Self::Styrmin,
+            Level::Driver => Self::Driver,
+            Level::Cluster => Self::Cluster,
+            Level::Environment => Self::Environment,
+            Level::Deployment => Self::Deployment,
+        }
+    }
+}
+
+/// A resolved value and where it came from. A secret shows as its reference.
+#[derive(SimpleObject)]
+pub struct ResolvedValue {
+    /// `config.env_vars.LOG_LEVEL`, `parameters.image`.
+    pub field: String,
+    /// The same as a JSON pointer.
+    pub pointer: String,
+    /// The value.
+    pub value: Json<Value>,
+    /// Which level set it.
+    pub origin: Origin,
+}
+
+/// What people edit: desired state.
+pub struct Deployment(pub store::Deployment);
+
+#[Object]
+impl Deployment {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    async fn name(&self) -> &str {
+        &self.0.name
+    }
+    async fn environment(&self, ctx: &Context<'_>) -> Result<Option<Environment>> {
+        Ok(ctx.data::<Api>()?.store.environment(&self.0.environment_id).await.map_err(failed)?.map(Environment))
+    }
+    async fn driver(&self) -> &str {
+        &self.0.driver_name
+    }
+    /// The driver version that it uses.
+    async fn driver_version(&self, ctx: &Context<'_>) -> Result<Option<DriverVersion>> {
+        let catalog = ctx.data::<Api>()?.drivers.catalog();
+        Ok(catalog.by_digest.get(&self.0.driver_digest).cloned().map(DriverVersion))
+    }
+    /// The driver version that somebody insists on.
+    async fn pinned_driver_version(&self) -> Option<&str> {
+        self.0.driver_pin.as_deref()
+    }
+    async fn application_version(&self) -> &str {
+        &self.0.application_version
+    }
+    /// Configuration of this level.
+    async fn config(&self) -> Json<&config::Object> {
+        Json(&self.0.config)
+    }
+    /// Parameters that somebody set, the secret ones excepted.
+    async fn parameters(&self) -> Json<&config::Object> {
+        Json(&self.0.parameters)
+    }
+    async fn lifecycle(&self) -> Lifecycle {
+        self.0.lifecycle
+    }
+    /// Where its newest change is.
+    async fn state(&self) -> DeploymentState {
+        self.0.state
+    }
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    async fn newest_instance(&self, ctx: &Context<'_>) -> Result<Option<Instance>> {
+        instance(ctx, self.0.newest_instance_id.as_deref()).await
+    }
+    /// The instance that runs.
+    async fn active_instance(&self, ctx: &Context<'_>) -> Result<Option<Instance>> {
+        instance(ctx, self.0.active_instance_id.as_deref()).await
+    }
+    /// Every resolved value of the newest instance, with where it came from.
+    async fn values(&self, ctx: &Context<'_>) -> Result<Vec<ResolvedValue>> {
+        Ok(instance(ctx, self.0.newest_instance_id.as_deref()).await?.map(|found| found.resolved()).unwrap_or_default())
+    }
+    /// Newest first.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn instances(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Instance>> {
+        graphql::instances(ctx, &self.0.id, first, after).await
+    }
+    /// Newest first.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn tasks(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Task>> {
+        graphql::tasks(ctx, Some(&self.0.id), first, after).await
+    }
+}
+
+async fn instance(ctx: &Context<'_>, id: Option<&str>) -> Result<Option<Instance>> {
+    let Some(id) = id else { return Ok(None) };
+    Ok(ctx.data::<Api>()?.store.instance(id).await.map_err(failed)?.map(Instance))
+}
+
+/// An immutable snapshot of the resolved configuration.
+pub struct Instance(pub store::Instance);
+
+impl Instance {
+    fn resolved(&self) -> Vec<ResolvedValue> {
+        let context = &self.0.spec.context;
+        self.0
+            .origins
+            .iter()
+            .filter_map(|(pointer, level)| {
+                let place = match pointer.strip_prefix("/config") {
+                    Some(rest) => format!("/instance/config{rest}"),
+                    None => pointer.clone(),
+                };
+                Some(ResolvedValue {
+                    field: config::field("", pointer).trim_start_matches('.').to_owned(),
+                    pointer: pointer.clone(),
+                    value: Json(context.pointer(&place)?.clone()),
+                    origin: (*level).into(),
+                })
+            })
+            .collect()
+    }
+}
+
+#[Object]
+impl Instance {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    async fn sequence(&self) -> i64 {
+        self.0.sequence
+    }
+    /// What kind of change made it: create, update, upgrade or delete.
+    async fn workflow(&self) -> &str {
+        &self.0.workflow
+    }
+    async fn state(&self) -> InstanceState {
+        self.0.state
+    }
+    async fn application_version(&self) -> &str {
+        &self.0.spec.application_version
+    }
+    async fn driver_version(&self) -> &str {
+        &self.0.spec.driver.version
+    }
+    /// Digest of the spec, as the operator reports it.
+    async fn spec_digest(&self) -> String {
+        self.0.spec.digest()
+    }
+    /// Commit that brought it to the repository.
+    async fn revision(&self) -> Option<&str> {
+        self.0.revision.as_deref()
+    }
+    /// The StyrminDeployment as committed; null for a deletion.
+    async fn document(&self) -> Option<&str> {
+        self.0.document.as_deref()
+    }
+    /// Every resolved value, with where it came from.
+    async fn values(&self) -> Vec<ResolvedValue> {
+        self.resolved()
+    }
+    async fn author(&self) -> Author {
+        Author { name: self.0.author_name.clone(), email: self.0.author_email.clone() }
+    }
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    async fn task(&self, ctx: &Context<'_>) -> Result<Option<Task>> {
+        Ok(ctx.data::<Api>()?.store.task(&self.0.task_id).await.map_err(failed)?.map(Task))
+    }
+    async fn deployment(&self, ctx: &Context<'_>) -> Result<Option<Deployment>> {
+        Ok(ctx.data::<Api>()?.store.deployment(&self.0.deployment_id).await.map_err(failed)?.map(Deployment))
+    }
+}
+
+/// A person.
+#[derive(SimpleObject)]
+pub struct Author {
+    /// Name.
+    pub name: String,
+    /// Email.
+    pub email: String,
+}
+
+/// One value that differs between two instances.
+#[derive(SimpleObject)]
+pub struct ValueChange {
+    /// `context.parameters.image`.
+    pub field: String,
+    /// The same as a JSON pointer into the spec.
+    pub pointer: String,
+    /// Null when it was not there; look at `added`.
+    pub old: Option<Json<Value>>,
+    /// Null when it is no longer there; look at `removed`.
+    pub new: Option<Json<Value>>,
+    /// It was not there before.
+    pub added: bool,
+    /// It is no longer there.
+    pub removed: bool,
+}
+
+impl From<diff::Change> for ValueChange {
+    fn from(change: diff::Change) -> Self {
+        Self {
+            added: change.old.is_none(),
+            removed: change.new.is_none(),
+            field: change.field,
+            pointer: change.pointer,
+            old: change.old.map(Json),
+            new: change.new.map(Json),
+        }
+    }
+}
+
+/// What differs between two instances.
+#[derive(SimpleObject)]
+pub struct InstanceDiff {
+    /// Value by value.
+    pub changes: Vec<ValueChange>,
+    /// The committed files as a unified diff.
+    pub document: String,
+}
+
+/// One change on its way.
+pub struct Task(pub store::Task);
+
+#[Object]
+impl Task {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    async fn workflow(&self) -> &str {
+        &self.0.workflow
+    }
+    /// Its result so far.
+    async fn state(&self) -> TaskState {
+        self.0.state
+    }
+    async fn message(&self) -> Option<&str> {
+        self.0.message.as_deref()
+    }
+    async fn sequence(&self) -> i64 {
+        self.0.sequence
+    }
+    async fn steps(&self) -> Vec<Step> {
+        self.0.steps.iter().cloned().map(Step::from).collect()
+    }
+    async fn author(&self) -> Author {
+        Author { name: self.0.author_name.clone(), email: self.0.author_email.clone() }
+    }
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    async fn ended_at(&self) -> Option<String> {
+        self.0.ended_at.map(time)
+    }
+    async fn instance(&self, ctx: &Context<'_>) -> Result<Option<Instance>> {
+        instance(ctx, Some(&self.0.instance_id)).await
+    }
+    async fn deployment(&self, ctx: &Context<'_>) -> Result<Option<Deployment>> {
+        Ok(ctx.data::<Api>()?.store.deployment(&self.0.deployment_id).await.map_err(failed)?.map(Deployment))
+    }
+}
+
+/// One step of a task.
+#[derive(SimpleObject)]
+pub struct Step {
+    /// For people.
+    pub name: String,
+    /// State.
+    pub state: StepState,
+    /// 1 for the first.
+    pub attempt: i64,
+    /// For people; why it waits or failed.
+    pub message: Option<String>,
+    /// When it began.
+    pub started_at: Option<String>,
+    /// When it ended.
+    pub ended_at: Option<String>,
+}
+
+impl From<store::Step> for Step {
+    fn from(step: store::Step) -> Self {
+        Self {
+            name: step.name,
+            state: step.state,
+            attempt: step.attempt,
+            message: step.message,
+            started_at: step.started_at.map(time),
+            ended_at: step.ended_at.map(time),
+        }
+    }
+}
+
+/// A driver and its versions.
+#[derive(SimpleObject)]
+#[graphql(complex)]
+pub struct Driver {
+    /// Its name.
+    pub name: String,
+    #[graphql(skip)]
+    pub(super) found: Vec<Arc<driver::Driver>>,
+}
+
+#[ComplexObject]
+impl Driver {
+    /// Oldest loaded first.
+    async fn versions(&self) -> Vec<DriverVersion> {
+        self.found.iter().cloned().map(DriverVersion).collect()
+    }
+}
+
+/// One version of a driver.
+pub struct DriverVersion(pub(super) Arc<driver::Driver>);
+
+#[Object]
+impl DriverVersion {
+    async fn name(&self) -> &str {
+        self.0.name()
+    }
+    async fn version(&self) -> String {
+        self.0.version.to_string()
+    }
+    /// Digest of its files.
+    async fn digest(&self) -> &str {
+        &self.0.digest
+    }
+    async fn description(&self) -> &str {
+        &self.0.file.spec.info.description
+    }
+    async fn supported_versions(&self) -> &str {
+        &self.0.file.spec.supported_versions
+    }
+    async fn default_version(&self) -> Option<&str> {
+        self.0.file.spec.default_version.as_deref()
+    }
+    /// Names of its components.
+    async fn components(&self) -> Vec<&str> {
+        self.0.file.spec.components.keys().map(String::as_str).collect()
+    }
+    async fn parameters(&self) -> Vec<Parameter> {
+        self.0
+            .file
+            .spec
+            .parameters
+            .iter()
+            .map(|parameter| Parameter {
+                name: parameter.name.clone(),
+                label: parameter.label.clone(),
+                description: parameter.description.clone(),
+                kind: Json(parameter.kind),
+                required: parameter.default.is_none(),
+                default: parameter.default.clone().map(Json),
+                values: parameter.values.iter().cloned().map(Json).collect(),
+                schema: parameter.schema.clone().map(Json),
+                secret: parameter.secret,
+            })
+            .collect()
+    }
+}
+
+/// What people can set.
+#[derive(SimpleObject)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// For people.
+    pub label: String,
+    /// For people.
+    pub description: String,
+    /// string, integer, number, boolean, enum, array or object.
+    pub kind: Json<driver::format::ParameterKind>,
+    /// It has no default.
+    pub required: bool,
+    /// Value when nobody sets one.
+    pub default: Option<Json<Value>>,
+    /// Choices of an enum.
+    pub values: Vec<Json<Value>>,
+    /// JSON Schema in addition to the kind.
+    pub schema: Option<Json<Value>>,
+    /// Encrypted, never shown.
+    pub secret: bool,
+}
+
+/// A folder that could not be loaded.
+#[derive(SimpleObject)]
+pub struct DriverProblem {
+    /// Below the drivers folder.
+    pub folder: String,
+    /// File, line, field and what to do.
+    pub messages: Vec<String>,
+}

@@ -1,0 +1,350 @@
+//! What a change leads to, computed from rows that were read before. No I/O: the same rows and
+//! edit give the same change, apart from ids, nonces and the time it is handed.
+
+use super::{ChangeError, Result, invalid, parse_id, split_secrets};
+use crate::secrets::{Plain, ServerKey, parameter_place, sops};
+use crate::store::{
+    Change, Cluster, Deployment, DeploymentState, Environment, Instance, InstanceState, Lifecycle, Millis,
+    Person, Secret, Target, Task, TaskState,
+};
+use crate::tasks::machine;
+use anyhow::anyhow;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use styrmin_renderer::config::{self, Level, Object, Patch};
+use styrmin_renderer::context::{self, Inputs, Named};
+use styrmin_renderer::driver::Driver;
+use styrmin_renderer::names::{DeploymentId, EnvironmentId};
+use styrmin_renderer::plan::{self, Workflow};
+use styrmin_renderer::spec::{self, DriverRef, StyrminDeploymentSpec};
+use styrmin_renderer::{Problems, canonical, layout, objects, yaml};
+
+/// The rows that a change is computed from.
+#[derive(Debug, Clone)]
+pub(super) struct Rows {
+    pub(super) cluster: Cluster,
+    pub(super) environment: Environment,
+    pub(super) deployment: Deployment,
+    pub(super) driver: Arc<Driver>,
+    pub(super) newest: Option<Instance>,
+    pub(super) active: Option<Instance>,
+    pub(super) secrets: Vec<Secret>,
+}
+
+/// What somebody wants to be different.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Edit {
+    pub(super) config: Patch,
+    pub(super) parameters: Object,
+    pub(super) remove_parameters: Vec<String>,
+    /// Driver, application version, pinned driver version.
+    pub(super) driver: Option<(Arc<Driver>, String, Option<String>)>,
+    pub(super) delete: bool,
+}
+
+pub(super) struct Computation {
+    pub(super) rows: Rows,
+    pub(super) edit: Edit,
+    pub(super) author: Person,
+    pub(super) key: Arc<ServerKey>,
+    pub(super) now: Millis,
+    pub(super) timestamp: jiff::Timestamp,
+}
+
+/// A change, and whether it leaves everything as it is.
+pub(super) struct Computed {
+    pub(super) change: Change,
+    pub(super) is_nothing: bool,
+}
+
+pub(super) fn run(computation: Computation) -> Result<Computed> {
+    let Computation { rows, edit, author, key, now, timestamp } = computation;
+    let mut deployment = rows.deployment.clone();
+    let object = format!("deployment \"{}\"", deployment.name);
+    let driver = match edit.driver {
+        Some((driver, version, pin)) => {
+            deployment.driver_digest = driver.digest.clone();
+            deployment.driver_pin = pin;
+            deployment.application_version = version;
+            driver
+        }
+        None => Arc::clone(&rows.driver),
+    };
+    deployment.config = edit.config.apply(&object, &deployment.config)?;
+    config::check(&object, Level::Deployment, &deployment.config)?;
+
+    let (plain, secret) = split_secrets(&driver, &edit.parameters);
+    let mut secrets: BTreeMap<String, Secret> =
+        rows.secrets.iter().map(|row| (row.name.clone(), row.clone())).collect();
+    let mut remove_secrets: Vec<String> = Vec::new();
+    for name in &edit.remove_parameters {
+        deployment.parameters.remove(name);
+        if secrets.remove(name).is_some() {
+            remove_secrets.push(name.clone());
+        }
+    }
+    deployment.parameters.extend(plain);
+    let set_secrets = seal(&object, &deployment.id, &driver, &secret, &secrets, &key)?;
+    secrets.extend(set_secrets.iter().map(|row| (row.name.clone(), row.clone())));
+
+    if edit.delete {
+        deployment.lifecycle = Lifecycle::Deleting;
+        deployment.state = DeploymentState::Deleting;
+    }
+    let target = Target { repository: rows.cluster.repository.clone(), branch: rows.cluster.branch.clone() };
+    let mut change = Change {
+        cluster: (rows.cluster.id.clone(), rows.cluster.version),
+        environment: (rows.environment.id.clone(), rows.environment.version),
+        deployment,
+        set_secrets,
+        remove_secrets,
+        instance: None,
+        target,
+        author: author.clone(),
+        now,
+    };
+
+    let draft = if edit.delete {
+        // The end is possible whatever the configuration says now.
+        rows.newest.as_ref().map(|newest| Draft {
+            spec: newest.spec.clone(),
+            origins: newest.origins.clone(),
+            secrets_file: None,
+            secrets_stamp: None,
+            workflow: Workflow::Delete,
+        })
+    } else {
+        draft(&rows, &change.deployment, &driver, &secrets, &key, timestamp)?
+    };
+    if let Some(draft) = draft {
+        let ids = (uuid::Uuid::now_v7().to_string(), uuid::Uuid::now_v7().to_string());
+        let (instance, task) = complete(draft, &rows, &mut change.deployment, &driver, &author, now, ids)?;
+        change.instance = Some((instance, task));
+    }
+    let is_nothing = change.instance.is_none()
+        && change.deployment == rows.deployment
+        && change.set_secrets.is_empty()
+        && change.remove_secrets.is_empty();
+    Ok(Computed { change, is_nothing })
+}
+
+/// An instance without its ids and place.
+struct Draft {
+    spec: StyrminDeploymentSpec,
+    origins: BTreeMap<String, Level>,
+    secrets_file: Option<String>,
+    secrets_stamp: Option<String>,
+    workflow: Workflow,
+}
+
+/// Encrypts the secret parameters that change. A value that is the same as before is left alone.
+fn seal(
+    object: &str,
+    deployment: &str,
+    driver: &Driver,
+    values: &BTreeMap<String, Value>,
+    known: &BTreeMap<String, Secret>,
+    key: &ServerKey,
+) -> Result<Vec<Secret>> {
+    let mut problems = Problems::default();
+    let mut sealed = Vec::new();
+    for (name, value) in values {
+        let Some(parameter) = driver.parameter(name) else { continue };
+        let field = format!("parameters.{name}");
+        if let Err(message) = parameter.check(value) {
+            problems.push(object, field, message);
+            continue;
+        }
+        let plain = Plain::new(value.as_str().unwrap_or_default().to_owned());
+        let place = parameter_place(deployment, name);
+        let fingerprint = key.fingerprint(&place, &plain);
+        if known.get(name).is_some_and(|known| known.fingerprint == fingerprint) {
+            continue;
+        }
+        let ciphertext = key.seal(&place, &plain)?;
+        sealed.push(Secret { deployment_id: deployment.to_owned(), name: name.clone(), ciphertext, fingerprint });
+    }
+    problems.into_result()?;
+    Ok(sealed)
+}
+
+/// The next instance; `None` when it would be what runs or is on its way already.
+fn draft(
+    rows: &Rows,
+    deployment: &Deployment,
+    driver: &Driver,
+    secrets: &BTreeMap<String, Secret>,
+    key: &ServerKey,
+    timestamp: jiff::Timestamp,
+) -> Result<Option<Draft>> {
+    let object = format!("deployment \"{}\"", deployment.name);
+    let deployment_id: DeploymentId = parse_id("deployment", &deployment.id)?;
+    let environment_id: EnvironmentId = parse_id("environment", &rows.environment.id)?;
+    let fingerprints: BTreeMap<String, String> =
+        secrets.values().map(|row| (row.name.clone(), row.fingerprint.clone())).collect();
+    let resolution = context::resolve(&Inputs {
+        cluster: Named { id: parse_id("cluster", &rows.cluster.id)?, name: rows.cluster.name.clone() },
+        environment: Named { id: environment_id.clone(), name: rows.environment.name.clone() },
+        deployment: Named { id: deployment_id.clone(), name: deployment.name.clone() },
+        driver,
+        application_version: &deployment.application_version,
+        cluster_config: &rows.cluster.config,
+        environment_config: &rows.environment.config,
+        deployment_config: &deployment.config,
+        parameters: &deployment.parameters,
+        secret_fingerprints: &fingerprints,
+    })?;
+    let spec = StyrminDeploymentSpec {
+        deployment_id: deployment_id.clone(),
+        instance_id: String::new(),
+        lifecycle: match deployment.lifecycle {
+            Lifecycle::Stopped => spec::Lifecycle::Stopped,
+            _ => spec::Lifecycle::Running,
+        },
+        driver: DriverRef {
+            name: driver.name().to_owned(),
+            version: driver.version.to_string(),
+            digest: driver.digest.clone(),
+        },
+        application_version: deployment.application_version.clone(),
+        context: resolution.context,
+        jobs: rows.newest.as_ref().map(|newest| newest.spec.jobs.clone()).unwrap_or_default(),
+    };
+    let on_its_way = rows.newest.as_ref().filter(|newest| {
+        matches!(newest.state, InstanceState::Pending | InstanceState::Committed | InstanceState::Active)
+    });
+    let recipients: Vec<String> = rows.cluster.age_recipient.iter().cloned().collect();
+    let stamp = (!secrets.is_empty()).then(|| {
+        canonical::digest(&json!({ "fingerprints": fingerprints, "recipients": recipients }))
+    });
+    if on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp) {
+        return Ok(None);
+    }
+    // The operator will do this with the secrets in clear; here it proves that the values render.
+    objects::helm_values(&spec, driver, &|reference| reference.fingerprint.clone()).map_err(|error| {
+        invalid(
+            &object,
+            "values",
+            format!("driver {} {} cannot render its values with this configuration: {error}", driver.name(), driver.version),
+        )
+    })?;
+    let workflow = plan::plan(rows.newest.as_ref().map(|newest| &newest.spec), Some(&spec), &driver.file.spec).workflow;
+    // Equal content that failed before, or only another recipient: still a change of the deployment.
+    let workflow = if workflow == Workflow::None { Workflow::Update } else { workflow };
+    let secrets_file = match &stamp {
+        None => None,
+        Some(stamp) => Some(match rows.newest.as_ref().filter(|newest| newest.secrets_stamp.as_ref() == Some(stamp)) {
+            Some(Instance { secrets_file: Some(file), .. }) => file.clone(),
+            _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, &recipients, key, timestamp)?,
+        }),
+    };
+    Ok(Some(Draft {
+        spec,
+        origins: resolution.origins,
+        secrets_file,
+        secrets_stamp: stamp,
+        workflow,
+    }))
+}
+
+#[expect(clippy::too_many_arguments, reason = "all of it is what a secrets file is made from")]
+fn encrypt(
+    object: &str,
+    rows: &Rows,
+    deployment: &DeploymentId,
+    environment: &EnvironmentId,
+    secrets: &BTreeMap<String, Secret>,
+    recipients: &[String],
+    key: &ServerKey,
+    timestamp: jiff::Timestamp,
+) -> Result<String> {
+    if recipients.is_empty() {
+        return Err(invalid(
+            object,
+            format!("parameters.{}", secrets.keys().next().map_or("", String::as_str)),
+            format!("is a secret, and cluster \"{}\" has no age_recipient to encrypt it for; set one with updateCluster", rows.cluster.name),
+        ));
+    }
+    let mut values = BTreeMap::new();
+    for (name, row) in secrets {
+        let plain = key.open(&parameter_place(deployment.as_str(), name), &row.ciphertext)?;
+        values.insert(name.clone(), (plain, row.fingerprint.clone()));
+    }
+    let file = sops::SecretFile {
+        name: &deployment.secret_name(),
+        namespace: &environment.namespace(),
+        labels: json!({
+            spec::DEPLOYMENT_LABEL: deployment,
+            spec::ENVIRONMENT_LABEL: environment,
+            layout::MANAGED_BY.0: layout::MANAGED_BY.1,
+        }),
+        values: &values,
+    };
+    Ok(sops::encrypt(&file, recipients, timestamp)?)
+}
+
+/// Gives a draft its ids, its place in the sequence, its bytes and its task.
+fn complete(
+    draft: Draft,
+    rows: &Rows,
+    deployment: &mut Deployment,
+    driver: &Driver,
+    author: &Person,
+    now: Millis,
+    (instance_id, task_id): (String, String),
+) -> Result<(Instance, Task)> {
+    let sequence = deployment.last_sequence + 1;
+    let environment: EnvironmentId = parse_id("environment", &rows.environment.id)?;
+    let mut spec = draft.spec;
+    spec.instance_id.clone_from(&instance_id);
+    let document = match draft.workflow {
+        Workflow::Delete => None,
+        _ => {
+            let number = u64::try_from(sequence).map_err(|error| anyhow!("sequence {sequence}: {error}"))?;
+            let text = yaml::to_string(&spec::object(&spec, &environment, number))
+                .map_err(|error| ChangeError::Internal(anyhow!("deployment \"{}\": {error}", deployment.name)))?;
+            Some(text)
+        }
+    };
+    let next = document.is_some().then_some(&spec);
+    let plan = plan::plan(rows.active.as_ref().map(|active| &active.spec), next, &driver.file.spec);
+    let task = Task {
+        id: task_id.clone(),
+        deployment_id: deployment.id.clone(),
+        instance_id: instance_id.clone(),
+        sequence,
+        workflow: draft.workflow.as_str().to_owned(),
+        state: TaskState::Running,
+        message: None,
+        author_name: author.name.clone(),
+        author_email: author.email.clone(),
+        version: 1,
+        created_at: now,
+        ended_at: None,
+        steps: machine::predict(&task_id, &plan, now),
+    };
+    let instance = Instance {
+        id: instance_id.clone(),
+        deployment_id: deployment.id.clone(),
+        sequence,
+        workflow: draft.workflow.as_str().to_owned(),
+        spec,
+        origins: draft.origins,
+        document,
+        secrets_file: draft.secrets_file,
+        secrets_stamp: draft.secrets_stamp,
+        state: InstanceState::Pending,
+        revision: None,
+        task_id,
+        author_name: author.name.clone(),
+        author_email: author.email.clone(),
+        created_at: now,
+    };
+    deployment.last_sequence = sequence;
+    deployment.newest_instance_id = Some(instance_id);
+    if draft.workflow != Workflow::Delete {
+        deployment.state = DeploymentState::Pending;
+    }
+    Ok((instance, task))
+}

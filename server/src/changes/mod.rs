@@ -1,0 +1,582 @@
+//! Mutations → instance + task. The only writer of desired state.
+//!
+//! **Compute outside, commit inside.** A change reads the rows with their versions, resolves the
+//! context, selects the driver version, renders and checks everything; then one short transaction
+//! verifies the versions and stores patch, instance, task and outbox row together. A version that
+//! moved means: compute again. So two people's changes at the same time both count, and nothing is
+//! ever half stored. What must never enter: Git, clusters, HTTP.
+//!
+//! [`Changes`] has one method per mutation; `compute` holds what they share and does no I/O.
+
+mod compute;
+mod error;
+mod locks;
+
+pub use error::{BaseMoved, ChangeError};
+
+use crate::clock::{Clock, timestamp};
+use crate::drivers::{Drivers, SelectError};
+use crate::repository::{self, Location, Wake};
+use crate::secrets::{Plain, ServerKey, credentials_place, sops};
+use crate::store::{
+    Cluster, Deployment, DeploymentState, Environment, Lifecycle, Person, Store, StoreError, Target,
+    Task, Token, TokenKind,
+};
+use crate::{auth, metrics};
+use compute::{Computation, Edit, Rows};
+use locks::Locks;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use styrmin_renderer::config::{self, Level, Object, Patch};
+use styrmin_renderer::names;
+use styrmin_renderer::{Problem, Problems};
+
+/// How often a change is computed again when its rows moved. Changes of one server queue up, so
+/// only those of other replicas can make it necessary.
+const ATTEMPTS: u32 = 20;
+/// How long a change waits for the ones before it on the same deployment.
+const QUEUE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a cluster's repository is.
+#[derive(Debug, Clone)]
+pub struct GitInput {
+    /// Any Git URL; without credentials.
+    pub url: String,
+    /// Branch that Flux follows.
+    pub branch: Option<String>,
+    /// Folder of the cluster in the repository.
+    pub path: Option<String>,
+    /// User of HTTPS.
+    pub username: Option<String>,
+    /// Password or token of HTTPS.
+    pub password: Option<Plain>,
+}
+
+/// A new cluster.
+#[derive(Debug, Clone)]
+pub struct CreateCluster {
+    /// Unique name.
+    pub name: String,
+    /// Configuration.
+    pub config: Object,
+    /// Its repository; `None`: hosted by this server.
+    pub git: Option<GitInput>,
+    /// age recipient for secrets.
+    pub age_recipient: Option<String>,
+}
+
+/// A new deployment.
+#[derive(Debug, Clone)]
+pub struct CreateDeployment {
+    /// Its environment.
+    pub environment: String,
+    /// Unique name in it.
+    pub name: String,
+    /// Name of the driver.
+    pub driver: String,
+    /// Driver version to insist on.
+    pub driver_version: Option<String>,
+    /// Version of the application.
+    pub application_version: Option<String>,
+    /// Configuration.
+    pub config: Object,
+    /// Parameters, the secret ones included.
+    pub parameters: Object,
+}
+
+/// A change of a deployment's configuration.
+#[derive(Debug, Clone, Default)]
+pub struct UpdateDeployment {
+    /// Changes of the configuration.
+    pub config: Patch,
+    /// Parameters to set, the secret ones included.
+    pub parameters: Object,
+    /// Parameters to give back to the driver's default.
+    pub remove_parameters: Vec<String>,
+}
+
+/// What a change led to.
+#[derive(Debug, Clone)]
+pub struct Changed {
+    /// The row as stored.
+    pub deployment: Deployment,
+    /// Its task; `None`: nothing changes for the cluster.
+    pub task: Option<Task>,
+}
+
+/// Makes changes.
+pub struct Changes {
+    store: Arc<dyn Store>,
+    drivers: Arc<Drivers>,
+    key: Arc<ServerKey>,
+    clock: Arc<dyn Clock>,
+    wake: Wake,
+    locks: Locks,
+}
+
+type Result<T> = std::result::Result<T, ChangeError>;
+
+fn id() -> String {
+    names::id_from_random(rand::random())
+}
+
+fn invalid(object: impl Into<String>, field: impl Into<String>, message: impl Into<String>) -> ChangeError {
+    Problems::from(Problem::new(object, field, message)).into()
+}
+
+fn check_name(kind: &str, name: &str) -> Result<()> {
+    names::dns_label(name, names::LABEL_MAX).map_err(|message| invalid(format!("{kind} \"{name}\""), "name", message))
+}
+
+fn parse_id<T: FromStr<Err = String>>(kind: &'static str, text: &str) -> Result<T> {
+    text.parse().map_err(|_| ChangeError::NotFound { kind, id: text.to_owned() })
+}
+
+impl Changes {
+    /// Puts the room together.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        drivers: Arc<Drivers>,
+        key: Arc<ServerKey>,
+        clock: Arc<dyn Clock>,
+        wake: Wake,
+    ) -> Self {
+        Self { store, drivers, key, clock, wake, locks: Locks::default() }
+    }
+
+    /// Adds a cluster; gives it back with its agent's token, which is shown this once.
+    ///
+    /// # Errors
+    /// When the input is not good or the name or place is taken.
+    pub async fn create_cluster(&self, input: CreateCluster, author: &Person) -> Result<(Cluster, String)> {
+        let object = format!("cluster \"{}\"", input.name);
+        check_name("cluster", &input.name)?;
+        config::check(&object, Level::Cluster, &input.config)?;
+        check_recipient(&object, input.age_recipient.as_deref())?;
+        let id = id();
+        let now = self.clock.now();
+        let (location, credentials) = match &input.git {
+            None => (Location::embedded(&id), None),
+            Some(git) => {
+                let location = Location::parse(&git.url, git.branch.as_deref(), git.path.as_deref())
+                    .map_err(|problem| invalid(&object, problem.field, problem.message))?;
+                (location, self.seal_credentials(&object, &id, git)?)
+            }
+        };
+        self.check_place(&object, &location).await?;
+        let cluster = Cluster {
+            id: id.clone(),
+            name: input.name.clone(),
+            config: input.config,
+            version: 1,
+            git_url: input.git.map(|git| git.url),
+            repository: location.repository,
+            branch: location.branch,
+            path: location.path,
+            credentials,
+            age_recipient: input.age_recipient,
+            created_at: now,
+        };
+        let (text, hash) = auth::new_token(TokenKind::Agent);
+        let agent = Token {
+            id: uuid::Uuid::now_v7().to_string(),
+            hash,
+            kind: TokenKind::Agent,
+            name: format!("agent of {}", cluster.name),
+            email: String::new(),
+            cluster_id: Some(id),
+            created_at: now,
+            revoked_at: None,
+        };
+        match self.store.insert_cluster(&cluster, &agent, author).await {
+            Err(StoreError::Exists) => {
+                return Err(invalid(object, "name", "is taken, or its repository, branch and path are; choose another"));
+            }
+            other => other?,
+        }
+        self.wake.target(&Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() });
+        Ok((cluster, text))
+    }
+
+    fn seal_credentials(&self, object: &str, id: &str, git: &GitInput) -> Result<Option<Vec<u8>>> {
+        match (&git.username, &git.password) {
+            (None, None) => Ok(None),
+            (username, Some(password)) => {
+                let username = username.as_deref().unwrap_or("git");
+                if username.contains([':', '\n']) {
+                    return Err(invalid(object, "git.username", "must not contain ':' or a line break"));
+                }
+                let pair = Plain::new(format!("{username}:{}", password.expose()));
+                Ok(Some(self.key.seal(&credentials_place(id), &pair)?))
+            }
+            (Some(_), None) => Err(invalid(object, "git.password", "is missing; a username alone opens nothing")),
+        }
+    }
+
+    /// No cluster's folder may lie inside another's: each writes its own files only.
+    async fn check_place(&self, object: &str, location: &Location) -> Result<()> {
+        let mut after = None;
+        loop {
+            let page = self.store.clusters(after, 500).await?;
+            for other in &page {
+                if other.repository == location.repository
+                    && other.branch == location.branch
+                    && repository::overlap(&other.path, &location.path)
+                {
+                    return Err(invalid(
+                        object,
+                        "git.path",
+                        format!(
+                            "\"{}\" overlaps with the folder \"{}\" of cluster \"{}\" in the same repository and branch; choose another path",
+                            location.path, other.path, other.name
+                        ),
+                    ));
+                }
+            }
+            let Some(last) = page.last().filter(|_| page.len() == 500) else { return Ok(()) };
+            after = Some((last.name.clone(), last.id.clone()));
+        }
+    }
+
+    /// Changes a cluster's configuration and, when given, its age recipient.
+    ///
+    /// # Errors
+    /// When it does not exist or the input is not good.
+    pub async fn update_cluster(&self, id: &str, patch: &Patch, age_recipient: Option<String>) -> Result<Cluster> {
+        for _ in 0..ATTEMPTS {
+            let mut row = self.cluster(id).await?;
+            let object = format!("cluster \"{}\"", row.name);
+            check_recipient(&object, age_recipient.as_deref())?;
+            let config = patch.apply(&object, &row.config)?;
+            config::check(&object, Level::Cluster, &config)?;
+            let recipient = age_recipient.clone().or_else(|| row.age_recipient.clone());
+            if config == row.config && recipient == row.age_recipient {
+                return Ok(row);
+            }
+            (row.config, row.age_recipient) = (config, recipient);
+            match self.store.update_cluster(&row).await {
+                Err(StoreError::Conflict) => {}
+                other => {
+                    other?;
+                    return Ok(Cluster { version: row.version + 1, ..row });
+                }
+            }
+        }
+        Err(ChangeError::Busy)
+    }
+
+    /// Adds an environment.
+    ///
+    /// # Errors
+    /// When the cluster does not exist, the input is not good or the name is taken.
+    pub async fn create_environment(
+        &self,
+        cluster: &str,
+        name: &str,
+        config: Object,
+        author: &Person,
+    ) -> Result<Environment> {
+        let cluster = self.cluster(cluster).await?;
+        let object = format!("environment \"{name}\"");
+        check_name("environment", name)?;
+        config::check(&object, Level::Environment, &config)?;
+        let row = Environment {
+            id: id(),
+            cluster_id: cluster.id.clone(),
+            name: name.to_owned(),
+            config,
+            version: 1,
+            allocated: 0,
+            created_at: self.clock.now(),
+        };
+        let target = Target { repository: cluster.repository, branch: cluster.branch };
+        match self.store.insert_environment(&row, &target, author).await {
+            Err(StoreError::Exists) => {
+                return Err(invalid(object, "name", format!("is taken in cluster \"{}\"; choose another", cluster.name)));
+            }
+            other => other?,
+        }
+        self.wake.target(&target);
+        Ok(row)
+    }
+
+    /// Changes an environment's configuration. Its deployments take it up with their next change.
+    ///
+    /// # Errors
+    /// When it does not exist or the input is not good.
+    pub async fn update_environment(&self, id: &str, patch: &Patch) -> Result<Environment> {
+        for _ in 0..ATTEMPTS {
+            let mut row = self.environment(id).await?;
+            let object = format!("environment \"{}\"", row.name);
+            let config = patch.apply(&object, &row.config)?;
+            config::check(&object, Level::Environment, &config)?;
+            if config == row.config {
+                return Ok(row);
+            }
+            row.config = config;
+            match self.store.update_environment(&row).await {
+                Err(StoreError::Conflict) => {}
+                other => {
+                    other?;
+                    return Ok(Environment { version: row.version + 1, ..row });
+                }
+            }
+        }
+        Err(ChangeError::Busy)
+    }
+
+    /// Adds a deployment.
+    ///
+    /// # Errors
+    /// When the environment or driver does not exist, the input is not good or the name is taken.
+    pub async fn create_deployment(&self, input: CreateDeployment, author: &Person) -> Result<Changed> {
+        let object = format!("deployment \"{}\"", input.name);
+        check_name("deployment", &input.name)?;
+        let (driver, application_version) = self
+            .drivers
+            .catalog()
+            .select(&input.driver, input.application_version.as_deref(), input.driver_version.as_deref())
+            .map_err(|SelectError { field, message }| invalid(&object, field, message))?;
+        let row = Deployment {
+            id: id(),
+            environment_id: input.environment.clone(),
+            name: input.name,
+            shard: 0,
+            driver_name: driver.name().to_owned(),
+            driver_digest: driver.digest.clone(),
+            driver_pin: input.driver_version,
+            application_version,
+            config: Object::new(),
+            parameters: Object::new(),
+            lifecycle: Lifecycle::Running,
+            state: DeploymentState::Pending,
+            version: 0,
+            last_sequence: 0,
+            newest_instance_id: None,
+            active_instance_id: None,
+            created_at: self.clock.now(),
+        };
+        let edit = Edit {
+            config: Patch { set: input.config, remove: Vec::new() },
+            parameters: input.parameters,
+            ..Edit::default()
+        };
+        for _ in 0..ATTEMPTS {
+            let environment = self.environment(&input.environment).await?;
+            let cluster = self.cluster(&environment.cluster_id).await?;
+            let rows = Rows {
+                cluster,
+                environment,
+                deployment: row.clone(),
+                driver: Arc::clone(&driver),
+                newest: None,
+                active: None,
+                secrets: Vec::new(),
+            };
+            match self.store_change(rows, edit.clone(), author).await {
+                Err(ChangeError::Store(StoreError::Conflict)) => {}
+                Err(ChangeError::Store(StoreError::Exists)) => {
+                    return Err(invalid(object, "name", "is taken in this environment; choose another"));
+                }
+                other => return other,
+            }
+        }
+        Err(ChangeError::Busy)
+    }
+
+    /// Changes a deployment's configuration and parameters.
+    ///
+    /// # Errors
+    /// When it does not exist, is being deleted, the input is not good, or `base` is not its newest
+    /// instance.
+    pub async fn update_deployment(
+        &self,
+        id: &str,
+        input: UpdateDeployment,
+        base: Option<&str>,
+        author: &Person,
+    ) -> Result<Changed> {
+        let edit = Edit {
+            config: input.config,
+            parameters: input.parameters,
+            remove_parameters: input.remove_parameters,
+            ..Edit::default()
+        };
+        self.edit(id, base, author, |_| Ok(edit.clone())).await
+    }
+
+    /// Moves a deployment to a version of its application, choosing the driver version again; with
+    /// neither version named it takes the newest driver for the version it has.
+    ///
+    /// # Errors
+    /// As [`Self::update_deployment`], or when no driver version supports it.
+    pub async fn upgrade_deployment(
+        &self,
+        id: &str,
+        application_version: Option<&str>,
+        driver_version: Option<&str>,
+        base: Option<&str>,
+        author: &Person,
+    ) -> Result<Changed> {
+        self.edit(id, base, author, |rows| {
+            let row = &rows.deployment;
+            let wanted = application_version.unwrap_or(&row.application_version);
+            let (driver, version) = self
+                .drivers
+                .catalog()
+                .select(&row.driver_name, Some(wanted), driver_version)
+                .map_err(|SelectError { field, message }| {
+                    invalid(format!("deployment \"{}\"", row.name), field, message)
+                })?;
+            let driver = Some((driver, version, driver_version.map(str::to_owned)));
+            Ok(Edit { driver, ..Edit::default() })
+        })
+        .await
+    }
+
+    /// Asks for the removal of a deployment. Asking again is nothing.
+    ///
+    /// # Errors
+    /// When it does not exist or `base` is not its newest instance.
+    pub async fn delete_deployment(&self, id: &str, base: Option<&str>, author: &Person) -> Result<Changed> {
+        self.edit(id, base, author, |_| Ok(Edit { delete: true, ..Edit::default() })).await
+    }
+
+    /// Reads, lets `decide` say what to change, computes and stores; again while rows move.
+    async fn edit(
+        &self,
+        id: &str,
+        base: Option<&str>,
+        author: &Person,
+        decide: impl Fn(&Rows) -> Result<Edit>,
+    ) -> Result<Changed> {
+        let Ok(_turn) = tokio::time::timeout(QUEUE_LIMIT, self.locks.lock(id)).await else {
+            return Err(ChangeError::Busy);
+        };
+        for _ in 0..ATTEMPTS {
+            let rows = self.rows(id).await?;
+            if let Some(base) = base
+                && rows.deployment.newest_instance_id.as_deref() != Some(base)
+            {
+                return Err(self.base_moved(&rows, base).await?);
+            }
+            let edit = decide(&rows)?;
+            if rows.deployment.lifecycle == Lifecycle::Deleting {
+                if edit.delete {
+                    return Ok(Changed { deployment: rows.deployment, task: None });
+                }
+                return Err(invalid(
+                    format!("deployment \"{}\"", rows.deployment.name),
+                    "lifecycle",
+                    "is being deleted and cannot be changed any more; create another one",
+                ));
+            }
+            match self.store_change(rows, edit, author).await {
+                Err(ChangeError::Store(StoreError::Conflict)) => metrics::change_conflicts().inc(),
+                other => return other,
+            };
+        }
+        Err(ChangeError::Busy)
+    }
+
+    /// Computes on a thread for such work, stores, wakes the writer.
+    async fn store_change(&self, rows: Rows, edit: Edit, author: &Person) -> Result<Changed> {
+        let computation = Computation {
+            rows,
+            edit,
+            author: author.clone(),
+            key: Arc::clone(&self.key),
+            now: self.clock.now(),
+            timestamp: timestamp(self.clock.now()),
+        };
+        let change = match tokio::task::spawn_blocking(move || compute::run(computation)).await {
+            Ok(change) => change?,
+            Err(panic) => return Err(ChangeError::Internal(anyhow::anyhow!("the change could not be computed: {panic}"))),
+        };
+        let deployment = if change.is_nothing {
+            change.change.deployment
+        } else {
+            self.store.change(&change.change).await?
+        };
+        let task = change.change.instance.map(|(_, task)| task);
+        if let Some(task) = &task {
+            crate::faults::point("after-transaction");
+            metrics::changes(&task.workflow).inc();
+            self.wake.target(&change.change.target);
+        }
+        Ok(Changed { deployment, task })
+    }
+
+    async fn rows(&self, id: &str) -> Result<Rows> {
+        let not_found = || ChangeError::NotFound { kind: "deployment", id: id.to_owned() };
+        let deployment = self.store.deployment(id).await?.ok_or_else(not_found)?;
+        let environment = self.environment(&deployment.environment_id).await?;
+        let cluster = self.cluster(&environment.cluster_id).await?;
+        let newest = match &deployment.newest_instance_id {
+            Some(id) => self.store.instance(id).await?,
+            None => None,
+        };
+        let active = match &deployment.active_instance_id {
+            Some(id) => self.store.instance(id).await?,
+            None => None,
+        };
+        let driver = self.drivers.catalog().by_digest.get(&deployment.driver_digest).cloned().ok_or_else(|| {
+            invalid(
+                format!("deployment \"{}\"", deployment.name),
+                "driver",
+                format!("version {} of driver \"{}\" cannot be used by this release; upgrade the deployment to another version", deployment.driver_digest, deployment.driver_name),
+            )
+        })?;
+        let secrets = self.store.secrets(id).await?;
+        Ok(Rows { cluster, environment, deployment, driver, newest, active, secrets })
+    }
+
+    async fn base_moved(&self, rows: &Rows, base: &str) -> Result<ChangeError> {
+        let known = self.store.instance(base).await?.filter(|known| known.deployment_id == rows.deployment.id);
+        let Some(known) = known else {
+            return Err(invalid(
+                format!("deployment \"{}\"", rows.deployment.name),
+                "base_instance_id",
+                format!("\"{base}\" is not an instance of it"),
+            ));
+        };
+        Ok(ChangeError::BaseMoved(Box::new(BaseMoved::new(&rows.deployment, &known, rows.newest.as_ref()))))
+    }
+
+    async fn cluster(&self, id: &str) -> Result<Cluster> {
+        let found = self.store.cluster(id).await?;
+        found.ok_or_else(|| ChangeError::NotFound { kind: "cluster", id: id.to_owned() })
+    }
+
+    async fn environment(&self, id: &str) -> Result<Environment> {
+        let _: names::EnvironmentId = parse_id("environment", id)?;
+        let found = self.store.environment(id).await?;
+        found.ok_or_else(|| ChangeError::NotFound { kind: "environment", id: id.to_owned() })
+    }
+}
+
+fn check_recipient(object: &str, recipient: Option<&str>) -> Result<()> {
+    recipient.map_or(Ok(()), |text| {
+        sops::parse_recipient(text).map(|_| ()).map_err(|error| invalid(object, "age_recipient", error.to_string()))
+    })
+}
+
+/// Parameters of a mutation, by whether the driver declares them secret.
+fn split_secrets(
+    driver: &styrmin_renderer::driver::Driver,
+    parameters: &Object,
+) -> (Object, BTreeMap<String, Value>) {
+    let (mut plain, mut secret) = (Object::new(), BTreeMap::new());
+    for (name, value) in parameters {
+        if driver.parameter(name).is_some_and(|parameter| parameter.secret) {
+            secret.insert(name.clone(), value.clone());
+        } else {
+            plain.insert(name.clone(), value.clone());
+        }
+    }
+    (plain, secret)
+}

@@ -1,0 +1,45 @@
+//! Named points at which a test kills the server, between the transaction and the recorded push.
+//!
+//! Only debug builds have them: `STYRMIN_FAULT=after-push` (or `after-push:3`, the third time).
+
+/// The points, in the order of a change's way.
+pub const POINTS: [&str; 7] = [
+    "after-transaction",
+    "after-fetch",
+    "after-splice",
+    "after-prepare",
+    "after-push",
+    "after-reread",
+    "after-record",
+];
+
+/// Ends the process like a power failure when a test asked for it here.
+pub fn point(name: &str) {
+    #[cfg(debug_assertions)]
+    armed::point(name);
+    #[cfg(not(debug_assertions))]
+    let _ = name;
+}
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static FAULT: OnceLock<Option<(String, u32)>> = OnceLock::new();
+    static PASSES: AtomicU32 = AtomicU32::new(0);
+
+    pub(super) fn point(name: &str) {
+        let fault = FAULT.get_or_init(|| {
+            let text = std::env::var("STYRMIN_FAULT").ok()?;
+            let (point, pass) = text.split_once(':').unwrap_or((&text, "1"));
+            Some((point.to_owned(), pass.parse().unwrap_or(1)))
+        });
+        if let Some((point, pass)) = fault
+            && point == name
+            && PASSES.fetch_add(1, Ordering::Relaxed) + 1 == *pass
+        {
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        }
+    }
+}

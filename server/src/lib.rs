@@ -1,0 +1,105 @@
+//! The Styrmin server.
+//!
+//! The rooms, each with a module comment that says what may enter: [`changes`] (mutations →
+//! instance + task; the only writer of desired state), [`tasks`] (the pure state machine),
+//! [`repository`] (the only writer of Git), [`drivers`] (load, watch), [`secrets`], [`store`]
+//! (traits and their two implementations), [`api`] (GraphQL, HTTP, Git), [`auth`].
+//! `docs/architecture.md` walks one change through them.
+
+pub mod api;
+pub mod auth;
+pub mod changes;
+pub mod clock;
+pub mod drivers;
+pub mod faults;
+pub mod metrics;
+pub mod repository;
+pub mod secrets;
+pub mod settings;
+pub mod store;
+pub mod tasks;
+
+use anyhow::Context as _;
+use api::Api;
+use clock::{Clock, SystemClock};
+use repository::{Host, Wake, Writers};
+use secrets::ServerKey;
+use settings::Settings;
+use std::future::IntoFuture as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// How long a stopping server lets requests and writers finish.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// Runs the server until `stop`, then lets what is under way finish. `listening` is told the
+/// address.
+///
+/// # Errors
+/// When a setting is wrong or something that it needs cannot be opened.
+pub async fn serve(
+    settings: Settings,
+    stop: CancellationToken,
+    listening: impl FnOnce(SocketAddr) + Send,
+) -> anyhow::Result<()> {
+    settings.check()?;
+    let data = settings.data.display().to_string();
+    tokio::fs::create_dir_all(settings.data.join("mirrors")).await.with_context(|| format!("data folder {data}"))?;
+    tokio::fs::create_dir_all(settings.data.join("git")).await.with_context(|| format!("data folder {data}"))?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let key = match &settings.secret_key {
+        Some(text) => ServerKey::parse(text).context("setting --secret-key")?,
+        None => {
+            let path = settings.data.join("server.key");
+            tokio::task::spawn_blocking(move || ServerKey::from_file(&path)).await??
+        }
+    };
+    let key = Arc::new(key);
+    let store = store::open(&settings.database()).await.context("setting --database-url")?;
+    let token_file = settings.data.join("admin-token");
+    auth::first_administrator(store.as_ref(), clock.as_ref(), &settings.administrator(), &token_file).await?;
+    let drivers = drivers::Drivers::load(Arc::clone(&store), Arc::clone(&clock), settings.drivers.clone()).await?;
+    let listener = TcpListener::bind(settings.listen)
+        .await
+        .with_context(|| format!("setting --listen: {} cannot be used", settings.listen))?;
+    let address = listener.local_addr()?;
+
+    let wake = Wake::default();
+    let host = Host::new(std::path::absolute(settings.data.join("git"))?);
+    let writers = Arc::new(Writers {
+        store: Arc::clone(&store),
+        drivers: Arc::clone(&drivers),
+        key: Arc::clone(&key),
+        clock: Arc::clone(&clock),
+        host: host.clone(),
+        wake: wake.clone(),
+        settings: settings.writers(address),
+    });
+    let changes = Arc::new(changes::Changes::new(
+        Arc::clone(&store),
+        Arc::clone(&drivers),
+        key,
+        Arc::clone(&clock),
+        wake,
+    ));
+    let watching = tokio::spawn(Arc::clone(&drivers).watch(stop.clone()));
+    let writing = tokio::spawn(writers.run(stop.clone()));
+    let app = api::router(Api { store, changes, drivers, clock, host });
+    info!(%address, "listening");
+    listening(address);
+    let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let serving = tokio::spawn(serving.into_future());
+    stop.cancelled().await;
+    info!("stopping");
+    let finish = async {
+        let _ = tokio::join!(serving, writing, watching);
+    };
+    if tokio::time::timeout(STOP_LIMIT, finish).await.is_err() {
+        warn!("not everything finished in time; it goes on at the next start");
+    }
+    Ok(())
+}

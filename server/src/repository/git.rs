@@ -1,0 +1,219 @@
+//! The `git` program as a hardened child process: the network half of Git.
+//!
+//! No terminal, no prompt, no configuration of the machine, no hooks, no credentials in arguments;
+//! a time limit that ends the whole process group. What a person reads of a failure is git's own
+//! last words without anything secret.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::AsyncReadExt as _;
+use tokio::process::Command;
+
+/// Most bytes kept of what git says.
+const OUTPUT_MAX: u64 = 1 << 20;
+
+/// A remote repository and how to get in.
+#[derive(Clone)]
+pub struct Remote {
+    /// URL or path, without credentials.
+    pub url: String,
+    /// `user:password` for HTTPS.
+    pub credentials: Option<String>,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// Why git did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum GitError {
+    /// It took too long.
+    #[error("{what} did not answer within {} s", limit.as_secs())]
+    Timeout {
+        /// What was asked for.
+        what: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// It said no.
+    #[error("{what} failed: {message}")]
+    Failed {
+        /// What was asked for.
+        what: String,
+        /// git's last words.
+        message: String,
+        /// Exit code; `None` when it was ended by a signal.
+        code: Option<i32>,
+    },
+    /// It could not be started or read.
+    #[error("{what}: the git program could not be run: {error}")]
+    Run {
+        /// What was asked for.
+        what: String,
+        /// Why.
+        error: std::io::Error,
+    },
+}
+
+impl GitError {
+    /// The cause in one word, for metrics.
+    #[must_use]
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Self::Timeout { .. } => "timeout",
+            Self::Failed { .. } => "refused",
+            Self::Run { .. } => "run",
+        }
+    }
+}
+
+/// A git command without anything of the machine's configuration.
+pub(super) fn command(directory: &Path) -> Command {
+    let mut command = Command::new("git");
+    command.env_clear();
+    for name in ["PATH", "HOME", "SSH_AUTH_SOCK", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    command
+        .current_dir(directory)
+        .env("LC_ALL", "C")
+        .env("GIT_TERMINAL_PROMPT", "0")
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=20")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true);
+    command
+}
+
+/// Settings by environment, so that none shows in a process list.
+fn configure(command: &mut Command, credentials: Option<&str>) {
+    let mut settings = vec![
+        ("core.hooksPath".to_owned(), "/dev/null".to_owned()),
+        ("gc.auto".to_owned(), "0".to_owned()),
+        ("maintenance.auto".to_owned(), "false".to_owned()),
+        ("protocol.ext.allow".to_owned(), "never".to_owned()),
+        ("credential.helper".to_owned(), String::new()),
+        // Our own and the embedded host's repositories may belong to another user in a container.
+        ("safe.directory".to_owned(), "*".to_owned()),
+        ("http.followRedirects".to_owned(), "false".to_owned()),
+    ];
+    if let Some(pair) = credentials {
+        settings.push(("http.extraHeader".to_owned(), format!("Authorization: Basic {}", STANDARD.encode(pair))));
+    }
+    command.env("GIT_CONFIG_COUNT", settings.len().to_string());
+    for (index, (key, value)) in settings.into_iter().enumerate() {
+        command.env(format!("GIT_CONFIG_KEY_{index}"), key);
+        command.env(format!("GIT_CONFIG_VALUE_{index}"), value);
+    }
+}
+
+/// Runs git in `directory`; gives its standard output. `what` says for people what it is for.
+///
+/// # Errors
+/// When it fails, takes longer than `limit`, or cannot be started.
+pub(super) async fn run(
+    directory: &Path,
+    what: &str,
+    arguments: &[&str],
+    credentials: Option<&str>,
+    limit: Duration,
+) -> Result<String, GitError> {
+    let failed = |error| GitError::Run { what: what.to_owned(), error };
+    let mut command = command(directory);
+    configure(&mut command, credentials);
+    let mut child = command.args(arguments).spawn().map_err(failed)?;
+    let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let work = async {
+        let read_out = async {
+            match stdout {
+                Some(pipe) => pipe.take(OUTPUT_MAX).read_to_end(&mut out).await,
+                None => Ok(0),
+            }
+        };
+        let read_err = async {
+            match stderr {
+                Some(pipe) => pipe.take(OUTPUT_MAX).read_to_end(&mut err).await,
+                None => Ok(0),
+            }
+        };
+        tokio::try_join!(read_out, read_err)?;
+        child.wait().await
+    };
+    let status = match tokio::time::timeout(limit, work).await {
+        Ok(status) => status.map_err(failed)?,
+        Err(_) => {
+            // git's helpers (ssh, git-remote-https) would live on without it.
+            if let Some(group) = group {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            return Err(GitError::Timeout { what: what.to_owned(), limit });
+        }
+    };
+    if status.success() {
+        return Ok(String::from_utf8_lossy(&out).into_owned());
+    }
+    Err(GitError::Failed {
+        what: what.to_owned(),
+        message: last_words(&String::from_utf8_lossy(&err), &String::from_utf8_lossy(&out)),
+        code: status.code(),
+    })
+}
+
+/// The lines of git's output that tell people something, in one line.
+fn last_words(stderr: &str, stdout: &str) -> String {
+    let noise = |line: &str| {
+        line.is_empty()
+            || line.starts_with("hint:")
+            || line.starts_with("To ")
+            || line.starts_with("Done")
+            || line.starts_with("Please make sure you have the correct access rights")
+            || line.starts_with("and the repository exists.")
+    };
+    let rejected = stdout.lines().filter(|line| line.starts_with('!')).map(|line| line.replace('\t', " "));
+    let mut lines: Vec<String> = stderr.lines().map(str::trim).filter(|line| !noise(line)).map(str::to_owned).collect();
+    lines.extend(rejected);
+    lines.dedup();
+    let start = lines.len().saturating_sub(6);
+    let text = lines[start..].join("; ");
+    if text.is_empty() { "git gave no reason".to_owned() } else { text.chars().take(1000).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_keep_what_the_remote_said() {
+        let stderr = "remote: closed for maintenance\nhint: x\nerror: failed to push some refs to '/r'\n";
+        let stdout = "To /r\n!\tHEAD:refs/heads/main\t[remote rejected] (pre-receive hook declined)\nDone\n";
+        let words = last_words(stderr, stdout);
+        assert!(words.contains("closed for maintenance") && words.contains("pre-receive hook declined"), "{words}");
+        assert!(!words.contains("hint"));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_hangs_is_ended_with_its_children() {
+        let folder = tempfile::tempdir().unwrap();
+        let started = tokio::time::Instant::now();
+        let error = run(folder.path(), "waiting", &["-c", "alias.x=!sleep 60", "x"], None, Duration::from_millis(300))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, GitError::Timeout { .. }), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(20));
+    }
+}

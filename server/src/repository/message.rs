@@ -1,0 +1,152 @@
+//! Commit messages: what changes in words, and trailers that name every instance.
+
+use crate::store::Person;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// One instance in a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Id of the instance.
+    pub instance: String,
+    /// Id of the deployment.
+    pub deployment: String,
+    /// Name of the deployment.
+    pub name: String,
+    /// Application and version, for people.
+    pub application: String,
+    /// Sequence of the instance.
+    pub sequence: i64,
+    /// Id of the task.
+    pub task: String,
+    /// create, update, upgrade or delete.
+    pub workflow: String,
+    /// Who changed.
+    pub author: Person,
+}
+
+/// What a commit does.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Message {
+    /// Clusters whose skeleton it brings, by name.
+    pub clusters: Vec<String>,
+    /// Environments that it sets up, by name.
+    pub environments: Vec<String>,
+    /// Instances.
+    pub entries: Vec<Entry>,
+}
+
+/// Most changes that the body lists in words; the trailers name all.
+const LISTED: usize = 100;
+
+impl Message {
+    /// The text of the commit message.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = self.subject();
+        text.push('\n');
+        let total = self.clusters.len() + self.environments.len() + self.entries.len();
+        if total > 1 {
+            text.push('\n');
+            let lines = (self.clusters.iter().map(|name| format!("set up cluster {name}")))
+                .chain(self.environments.iter().map(|name| format!("set up environment {name}")))
+                .chain(self.entries.iter().map(|entry| {
+                    format!(
+                        "{} deployment {} ({}), change {} by {}",
+                        entry.workflow, entry.name, entry.application, entry.sequence, entry.author.name
+                    )
+                }));
+            for line in lines.take(LISTED) {
+                let _ = writeln!(text, "- {line}");
+            }
+            if total > LISTED {
+                let _ = writeln!(text, "- and {} more", total - LISTED);
+            }
+        }
+        if !self.entries.is_empty() {
+            text.push('\n');
+        }
+        for entry in &self.entries {
+            let _ = write!(
+                text,
+                "Styrmin-Instance: {}\nStyrmin-Deployment: {}\nStyrmin-Sequence: {}\nStyrmin-Task: {}\nChanged-By: {} <{}>\n",
+                entry.instance, entry.deployment, entry.sequence, entry.task, entry.author.name, entry.author.email
+            );
+        }
+        text
+    }
+
+    fn subject(&self) -> String {
+        match (&self.entries[..], &self.environments[..], &self.clusters[..]) {
+            ([entry], [], []) => {
+                format!("{} deployment {} ({})", capitalised(&entry.workflow), entry.name, entry.application)
+            }
+            ([], [name], []) => format!("Set up environment {name}"),
+            ([], _, [name]) => format!("Set up cluster {name}"),
+            ([], names, clusters) => format!("Set up {} environments and {} clusters", names.len(), clusters.len()),
+            (entries, ..) => {
+                let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+                for entry in entries {
+                    *counts.entry(&entry.workflow).or_default() += 1;
+                }
+                let parts: Vec<String> = counts.iter().map(|(workflow, count)| format!("{workflow} {count}")).collect();
+                let noun = if entries.len() == 1 { "deployment" } else { "deployments" };
+                capitalised(&format!("{} {noun}", parts.join(", ")))
+            }
+        }
+    }
+
+    /// The author when all of it is one person's.
+    #[must_use]
+    pub fn single_author<'a>(&'a self, others: impl IntoIterator<Item = &'a Person>) -> Option<&'a Person> {
+        let mut people = self.entries.iter().map(|entry| &entry.author).chain(others);
+        let first = people.next()?;
+        people.all(|person| person == first).then_some(first)
+    }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, workflow: &str, person: &str) -> Entry {
+        Entry {
+            instance: format!("i-{name}"),
+            deployment: format!("d-{name}"),
+            name: name.into(),
+            application: "web 1.0".into(),
+            sequence: 7,
+            task: format!("t-{name}"),
+            workflow: workflow.into(),
+            author: Person { name: person.into(), email: format!("{person}@example.com") },
+        }
+    }
+
+    #[test]
+    fn one_change_is_the_subject() {
+        let message = Message { entries: vec![entry("shop", "update", "Ann")], ..Message::default() };
+        assert_eq!(
+            message.text(),
+            "Update deployment shop (web 1.0)\n\nStyrmin-Instance: i-shop\nStyrmin-Deployment: d-shop\nStyrmin-Sequence: 7\nStyrmin-Task: t-shop\nChanged-By: Ann <Ann@example.com>\n"
+        );
+        assert_eq!(message.single_author([]).map(|person| person.name.as_str()), Some("Ann"));
+    }
+
+    #[test]
+    fn several_changes_are_counted_and_listed() {
+        let message = Message {
+            environments: vec!["prod".into()],
+            entries: vec![entry("a", "create", "Ann"), entry("b", "create", "Bob"), entry("c", "delete", "Ann")],
+            ..Message::default()
+        };
+        let text = message.text();
+        assert!(text.starts_with("Create 2, delete 1 deployments\n\n- set up environment prod\n- create deployment a "), "{text}");
+        assert_eq!(text.matches("Styrmin-Instance: ").count(), 3);
+        assert_eq!(message.single_author([]), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! Our bare copy of one remote repository: a cache that can be thrown away at any time.
+
+use super::git::{self, GitError, Remote};
+use super::splice::{self, Edits, Signature};
+use git2::{Oid, Repository};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tracing::warn;
+
+/// Where the remote's tip is kept.
+const TIP: &str = "refs/styrmin/tip";
+
+/// The copy.
+#[derive(Debug, Clone)]
+pub struct Mirror {
+    path: PathBuf,
+    remote: Remote,
+    branch: String,
+    limit: Duration,
+}
+
+impl Mirror {
+    /// Opens the copy at `path`, or begins a new one. Locks that a killed process left are removed:
+    /// nobody else uses it.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn open(path: PathBuf, remote: Remote, branch: String, limit: Duration) -> anyhow::Result<Self> {
+        if Repository::open_bare(&path).is_err() {
+            if path.exists() {
+                warn!(path = %path.display(), "the copy of a repository is damaged; it is fetched anew");
+                std::fs::remove_dir_all(&path)?;
+            }
+            Repository::init_bare(&path)?;
+        }
+        for lock in ["HEAD.lock", "config.lock", "packed-refs.lock", "shallow.lock", "FETCH_HEAD.lock", "refs/styrmin/tip.lock"] {
+            match std::fs::remove_file(path.join(lock)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(Self { path, remote, branch, limit })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Uses other credentials or another spelling from now on.
+    pub fn set_remote(&mut self, remote: Remote) {
+        self.remote = remote;
+    }
+
+    async fn git(&self, what: &str, arguments: &[&str]) -> Result<String, GitError> {
+        git::run(&self.path, what, arguments, self.remote.credentials.as_deref(), self.limit).await
+    }
+
+    /// Fetches the branch; its tip, or `None` when it does not exist yet.
+    ///
+    /// # Errors
+    /// When the remote does not answer or refuses.
+    pub async fn fetch(&self) -> Result<Option<Oid>, GitError> {
+        let from = format!("+refs/heads/{}:{TIP}", self.branch);
+        let arguments =
+            ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", &self.remote.url, &from];
+        let Err(error) = self.git("fetching from the repository", &arguments).await else {
+            return Ok(self.tip());
+        };
+        if !matches!(error, GitError::Failed { .. }) {
+            return Err(error);
+        }
+        // A missing branch and a missing repository fail alike; only this tells them apart.
+        let branch = format!("refs/heads/{}", self.branch);
+        match self.git("looking at the repository", &["ls-remote", "--exit-code", &self.remote.url, &branch]).await {
+            Err(GitError::Failed { code: Some(2), .. }) => {
+                if let Ok(repository) = Repository::open_bare(&self.path)
+                    && let Ok(mut reference) = repository.find_reference(TIP)
+                {
+                    let _ = reference.delete();
+                }
+                Ok(None)
+            }
+            Ok(_) => Err(error),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn tip(&self) -> Option<Oid> {
+        Repository::open_bare(&self.path).ok()?.refname_to_id(TIP).ok()
+    }
+
+    /// Asks the remote to move the branch to `commit`. Never forced. Its answer says nothing
+    /// certain: fetch and look.
+    ///
+    /// # Errors
+    /// When the remote does not answer or refuses.
+    pub async fn push(&self, commit: Oid) -> Result<(), GitError> {
+        let to = format!("{commit}:refs/heads/{}", self.branch);
+        self.git("pushing to the repository", &["push", "--quiet", "--porcelain", "--no-verify", &self.remote.url, &to])
+            .await
+            .map(|_| ())
+    }
+
+    /// Which of `wanted` are in the history of `tip`, looking no further than `known`.
+    ///
+    /// # Errors
+    /// When the history cannot be read.
+    pub fn in_history(&self, tip: Oid, known: &[Oid], wanted: &HashSet<Oid>) -> Result<HashSet<Oid>, git2::Error> {
+        let mut found = HashSet::new();
+        if wanted.is_empty() {
+            return Ok(found);
+        }
+        let repository = Repository::open_bare(&self.path)?;
+        let mut walk = repository.revwalk()?;
+        walk.push(tip)?;
+        for id in known {
+            // A commit that a rewound branch lost is not there; then the walk goes further.
+            if repository.find_commit(*id).is_ok() {
+                walk.hide(*id)?;
+            }
+        }
+        for id in walk {
+            let id = id?;
+            if wanted.contains(&id) {
+                found.insert(id);
+                if found.len() == wanted.len() {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads files at `tip`; `None` for what is not there or is no text.
+    ///
+    /// # Errors
+    /// When an object cannot be read.
+    pub fn read(&self, tip: Option<Oid>, paths: &[String]) -> Result<Vec<Option<String>>, git2::Error> {
+        let Some(tip) = tip else { return Ok(vec![None; paths.len()]) };
+        let repository = Repository::open_bare(&self.path)?;
+        let tree = repository.find_commit(tip)?.tree()?;
+        paths
+            .iter()
+            .map(|path| match tree.get_path(Path::new(path)) {
+                Ok(entry) => {
+                    let object = entry.to_object(&repository)?;
+                    Ok(object.as_blob().and_then(|blob| String::from_utf8(blob.content().to_vec()).ok()))
+                }
+                Err(error) if error.code() == git2::ErrorCode::NotFound => Ok(None),
+                Err(error) => Err(error),
+            })
+            .collect()
+    }
+
+    /// A commit of `edits` on `tip`; `None` when they change nothing.
+    ///
+    /// # Errors
+    /// When an object cannot be read or written.
+    pub fn commit(
+        &self,
+        tip: Option<Oid>,
+        edits: &Edits,
+        message: &str,
+        author: &Signature,
+        committer: &Signature,
+        seconds: i64,
+    ) -> Result<Option<Oid>, git2::Error> {
+        let repository = Repository::open_bare(&self.path)?;
+        let base = tip.map(|id| repository.find_commit(id)?.tree()).transpose()?;
+        let tree = splice::splice(&repository, base.as_ref(), edits)?;
+        if base.as_ref().map(git2::Tree::id) == Some(tree) {
+            return Ok(None);
+        }
+        splice::commit(&repository, tree, tip, message, author, committer, seconds).map(Some)
+    }
+}

@@ -1,0 +1,62 @@
+//! The skeleton of a cluster's repository, from `gitops-repo-template/`. Files that are there
+//! already stay as they are.
+
+use super::splice::{Edit, Edits};
+use crate::store::{Cluster, Environment};
+use anyhow::Context as _;
+use styrmin_renderer::names::EnvironmentId;
+use styrmin_renderer::objects::{self, Repository};
+use styrmin_renderer::{layout, yaml};
+
+const README: &str = include_str!("../../../gitops-repo-template/README.md");
+const CODEOWNERS: &str = include_str!("../../../gitops-repo-template/CODEOWNERS");
+const FLUX_README: &str = include_str!("../../../gitops-repo-template/flux/README.md");
+const AGENT_README: &str = include_str!("../../../gitops-repo-template/cluster/agent/README.md");
+
+/// The skeleton of a cluster. `url` is where its Flux fetches from.
+///
+/// # Errors
+/// When an object cannot be written as YAML.
+pub(super) fn cluster(row: &Cluster, url: &str) -> anyhow::Result<Edits> {
+    let repository = Repository {
+        url: url.to_owned(),
+        branch: row.branch.clone(),
+        prefix: row.path.clone(),
+        secret: Some("styrmin-git".to_owned()),
+    };
+    let files = [
+        ("README.md", README.replace("{{cluster}}", &row.name)),
+        ("CODEOWNERS", CODEOWNERS.to_owned()),
+        ("flux/README.md", FLUX_README.to_owned()),
+        ("flux/styrmin.yaml", objects::documents(&objects::flux_root(&repository))?),
+        ("cluster/agent/README.md", AGENT_README.to_owned()),
+        ("cluster/namespace.yaml", yaml::to_string(&objects::system_namespace())?),
+    ];
+    Ok(files
+        .into_iter()
+        .map(|(path, content)| (layout::below(&row.path, path), Edit::Keep(content)))
+        .collect())
+}
+
+/// Namespace, shards and keep objects of an environment.
+///
+/// # Errors
+/// When an object cannot be written as YAML.
+pub(super) fn environment(row: &Environment, prefix: &str) -> anyhow::Result<Edits> {
+    let id: EnvironmentId =
+        row.id.parse().map_err(anyhow::Error::msg).context("stored environment")?;
+    let mut objects = vec![objects::environment_namespace(&id, &row.name)];
+    let mut edits = Edits::new();
+    for shard in 0..row.shards() {
+        objects.push(objects::shard_kustomization(&id, shard, prefix));
+        edits.insert(
+            layout::below(prefix, &layout::shard_keep(&id, shard)),
+            Edit::Write(yaml::to_string(&objects::shard_keep(&id, shard))?),
+        );
+    }
+    edits.insert(
+        layout::below(prefix, &layout::environment_file(&id)),
+        Edit::Write(objects::documents(&objects)?),
+    );
+    Ok(edits)
+}

@@ -1,0 +1,628 @@
+//! One task per repository and branch: takes what waits, commits it, pushes it, records it.
+//!
+//! A round that fails leaves everything as it was; the next one begins with what the remote's
+//! history says. So a kill at any point costs one round and nothing else.
+
+use super::git::{GitError, Remote};
+use super::message::{Entry, Message};
+use super::mirror::Mirror;
+use super::splice::{Edit, Edits, Signature};
+use super::{Host, Wake, template};
+use crate::clock::Clock;
+use crate::drivers::Drivers;
+use crate::secrets::{ServerKey, credentials_place};
+use crate::store::{
+    Batch, BatchRows, BatchState, Cluster, InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed, Store,
+    StoreError, Target, Task,
+};
+use crate::tasks::machine::{self, Event};
+use crate::{faults, metrics};
+use anyhow::Context as _;
+use git2::Oid;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use styrmin_renderer::canonical;
+use styrmin_renderer::driver::Driver;
+use styrmin_renderer::names::{DeploymentId, EnvironmentId};
+use styrmin_renderer::spec::{self, Committed};
+use styrmin_renderer::{layout, objects, yaml};
+use tokio::sync::Notify;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, error, info, info_span, warn};
+
+/// Most outbox rows of one commit.
+const BATCH_MAX: i64 = 20_000;
+/// How often writers look although nobody woke them.
+const LOOK: Duration = Duration::from_secs(30);
+/// After how many moved tips in a row a writer pauses: then it is not people who are in the way.
+const MOVED_MAX: u32 = 20;
+/// How often the end of a batch is computed again when a task moved meanwhile.
+const FINISH_ATTEMPTS: u32 = 10;
+
+/// Settings of the writers.
+#[derive(Debug, Clone)]
+pub struct WriterSettings {
+    /// Folder for the copies of the repositories.
+    pub mirrors: PathBuf,
+    /// URL of this server, as clusters reach it.
+    pub public_url: String,
+    /// Time limit of one Git command.
+    pub git_limit: Duration,
+    /// First pause after a failed round; it doubles.
+    pub retry_first: Duration,
+    /// Longest pause after failed rounds.
+    pub retry_most: Duration,
+    /// Committer of every commit, and author of those of several people.
+    pub committer: Signature,
+}
+
+/// All writers of this server.
+pub struct Writers {
+    /// What waits, and what is known.
+    pub store: Arc<dyn Store>,
+    /// Driver versions by digest.
+    pub drivers: Arc<Drivers>,
+    /// Opens the Git credentials.
+    pub key: Arc<ServerKey>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Repositories of this server.
+    pub host: Host,
+    /// Notices of new rows.
+    pub wake: Wake,
+    /// Settings.
+    pub settings: WriterSettings,
+}
+
+impl Writers {
+    /// Runs a writer for each repository that has something to write, until `stop`.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut writers: HashMap<Target, Arc<Notify>> = HashMap::new();
+        let mut tasks = JoinSet::new();
+        loop {
+            match self.store.targets().await {
+                Ok(targets) => {
+                    for target in targets {
+                        let notify = writers.entry(target.clone()).or_insert_with(|| {
+                            let notify = Arc::new(Notify::new());
+                            let writer = Writer {
+                                span: info_span!("repository", repository = target.repository, branch = target.branch),
+                                target,
+                                shared: Arc::clone(&self),
+                                mirror: None,
+                                tip: None,
+                                moved: 0,
+                            };
+                            let span = writer.span.clone();
+                            tasks.spawn(writer.run(Arc::clone(&notify), stop.clone()).instrument(span));
+                            notify
+                        });
+                        notify.notify_one();
+                    }
+                }
+                Err(error) => error!(%error, "the repository writers cannot read what waits"),
+            }
+            // Every known writer looks at its own rows; only new repositories need the list.
+            loop {
+                let woken = tokio::select! {
+                    () = stop.cancelled() => {
+                        while tasks.join_next().await.is_some() {}
+                        return;
+                    }
+                    targets = self.wake.take() => targets,
+                    () = tokio::time::sleep(LOOK) => break,
+                };
+                let mut unknown = false;
+                for target in woken {
+                    match writers.get(&target) {
+                        Some(notify) => notify.notify_one(),
+                        None => unknown = true,
+                    }
+                }
+                if unknown {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// How a round ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// Nothing waits.
+    Idle,
+    /// Something happened: look again at once.
+    Again,
+}
+
+/// Why a round failed.
+#[derive(Debug, thiserror::Error)]
+enum RoundError {
+    #[error(transparent)]
+    Git(#[from] GitError),
+    #[error("database: {0}")]
+    Store(#[from] StoreError),
+    #[error("the copy of the repository: {0}")]
+    Objects(#[from] git2::Error),
+    #[error("{0:#}")]
+    Other(#[from] anyhow::Error),
+}
+
+impl RoundError {
+    fn cause(&self) -> &'static str {
+        match self {
+            Self::Git(error) => error.cause(),
+            Self::Store(_) => "database",
+            Self::Objects(_) => "objects",
+            Self::Other(_) => "other",
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, RoundError>;
+
+struct Writer {
+    span: tracing::Span,
+    target: Target,
+    shared: Arc<Writers>,
+    mirror: Option<Mirror>,
+    /// The tip as the last round left it. A stale one costs a rejected push, nothing more.
+    tip: Option<Option<Oid>>,
+    /// Rounds in a row whose push met a moved tip.
+    moved: u32,
+}
+
+/// What one commit shall do.
+#[derive(Default)]
+struct Work {
+    edits: Edits,
+    message: Message,
+    /// Authors of rows that are no instances.
+    authors: Vec<Person>,
+    rows: BatchRows,
+    /// Rows whose wish the repository fulfils already.
+    quiet: BatchRows,
+}
+
+impl Writer {
+    async fn run(mut self, notify: Arc<Notify>, stop: CancellationToken) {
+        let mut pause = self.shared.settings.retry_first;
+        loop {
+            let wait = match self.round().await {
+                Ok(Outcome::Again) => {
+                    pause = self.shared.settings.retry_first;
+                    if stop.is_cancelled() {
+                        return;
+                    }
+                    continue;
+                }
+                Ok(Outcome::Idle) => {
+                    pause = self.shared.settings.retry_first;
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        () = notify.notified() => {}
+                        () = tokio::time::sleep(LOOK) => self.tip = None,
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    self.tip = None;
+                    metrics::push_failed(error.cause());
+                    let wait = pause;
+                    pause = (pause * 2).min(self.shared.settings.retry_most);
+                    warn!(error = error.to_string(), retry_in_ms = wait.as_millis() as u64, "changes wait for the repository");
+                    self.explain(&error, wait).await;
+                    wait
+                }
+            };
+            // New rows do not shorten the pause: a repository that is down is not asked more often.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Says on every waiting task why it waits.
+    async fn explain(&self, error: &RoundError, wait: Duration) {
+        let message = format!("Waiting for the repository: {error}; trying again in {} s", wait.as_secs().max(1));
+        let waiting = async {
+            let rows = self.shared.store.outbox(&self.target, BATCH_MAX).await?;
+            let instances: Vec<String> = rows
+                .into_iter()
+                .filter(|row| row.kind == OutboxKind::Instance)
+                .map(|row| row.subject_id)
+                .collect();
+            self.shared.store.explain_waiting(&instances, &message).await
+        };
+        if let Err(error) = waiting.await {
+            error!(%error, "tasks cannot be told why they wait");
+        }
+    }
+
+    async fn round(&mut self) -> Result<Outcome> {
+        let store = Arc::clone(&self.shared.store);
+        let rows = store.outbox(&self.target, BATCH_MAX).await?;
+        let open = store.open_batches(&self.target).await?;
+        if rows.is_empty() && open.iter().all(|batch| batch.state == BatchState::Abandoned) {
+            return Ok(Outcome::Idle);
+        }
+        let clusters = self.connect().await?;
+        let mirror = self.mirror.clone().context("no mirror")?;
+        let tip = match self.tip.take() {
+            Some(tip) => tip,
+            None => mirror.fetch().await?,
+        };
+        faults::point("after-fetch");
+        if self.settle(&mirror, tip, &open).await? {
+            self.tip = Some(tip);
+            return Ok(Outcome::Again);
+        }
+        let work = self.plan(&mirror, tip, rows, &clusters).await?;
+        if !work.quiet.outbox.is_empty() {
+            let revision = tip.map(|id| id.to_string());
+            self.finish(None, revision.as_deref(), &work.quiet).await?;
+        }
+        if work.edits.is_empty() {
+            self.drop_rows(&work.rows).await?;
+            self.tip = Some(tip);
+            return Ok(Outcome::Again);
+        }
+        self.write(&mirror, tip, work).await
+    }
+
+    /// Commits, records, pushes, looks, records.
+    async fn write(&mut self, mirror: &Mirror, tip: Option<Oid>, work: Work) -> Result<Outcome> {
+        let shared = Arc::clone(&self.shared);
+        let now = shared.clock.now();
+        let committer = shared.settings.committer.clone();
+        let author = work.message.single_author(&work.authors).map_or_else(
+            || committer.clone(),
+            |person| Signature { name: person.name.clone(), email: person.email.clone() },
+        );
+        let (commit, rows) = {
+            let mirror = mirror.clone();
+            let committed = spawn_blocking(move || {
+                let text = work.message.text();
+                mirror
+                    .commit(tip, &work.edits, &text, &author, &committer, now.div_euclid(1000))
+                    .map(|commit| (commit, work.rows))
+            });
+            committed.await.context("the commit could not be made")??
+        };
+        faults::point("after-splice");
+        let Some(commit) = commit else {
+            // Everything is there already: no commit for no change.
+            self.drop_rows(&rows).await?;
+            self.tip = Some(tip);
+            return Ok(Outcome::Again);
+        };
+        let batch = Batch {
+            commit_id: commit.to_string(),
+            repository: self.target.repository.clone(),
+            branch: self.target.branch.clone(),
+            base: tip.map(|id| id.to_string()),
+            rows: rows.clone(),
+            state: BatchState::Prepared,
+            created_at: now,
+        };
+        shared.store.prepare_batch(&batch).await?;
+        faults::point("after-prepare");
+        let answer = mirror.push(commit).await;
+        faults::point("after-push");
+        let new_tip = match (mirror.fetch().await, &answer) {
+            (Ok(tip), _) => tip,
+            // The first failure says more than the second.
+            (Err(_), Err(_)) => return Err(answer.err().map_or_else(|| anyhow::anyhow!("push").into(), Into::into)),
+            (Err(error), Ok(())) => return Err(error.into()),
+        };
+        faults::point("after-reread");
+        if self.contains(mirror, new_tip, tip, commit).await? {
+            self.finish(Some(&batch.commit_id), Some(&batch.commit_id), &rows).await?;
+            faults::point("after-record");
+            metrics::pushed(rows.instances.len());
+            info!(
+                commit = batch.commit_id,
+                instances = rows.instances.len(),
+                superseded = rows.superseded.len(),
+                duration_ms = shared.clock.now() - now,
+                "pushed"
+            );
+            self.moved = 0;
+            self.tip = Some(new_tip);
+            return Ok(Outcome::Again);
+        }
+        shared.store.abandon_batch(&batch.commit_id).await?;
+        if new_tip != tip && self.moved < MOVED_MAX {
+            self.moved += 1;
+            self.tip = Some(new_tip);
+            return Ok(Outcome::Again);
+        }
+        self.moved = 0;
+        match answer {
+            Err(error) => Err(error.into()),
+            Ok(()) => Err(anyhow::anyhow!("the repository accepted the push, but its branch does not have the commit").into()),
+        }
+    }
+
+    async fn contains(&self, mirror: &Mirror, tip: Option<Oid>, base: Option<Oid>, commit: Oid) -> Result<bool> {
+        let Some(tip) = tip else { return Ok(false) };
+        let mirror = mirror.clone();
+        let known: Vec<Oid> = base.into_iter().collect();
+        let found = spawn_blocking(move || mirror.in_history(tip, &known, &HashSet::from([commit])));
+        Ok(!found.await.context("the history could not be read")??.is_empty())
+    }
+
+    /// Finds out what became of earlier commits; `true` when one of them is in the history.
+    async fn settle(&self, mirror: &Mirror, tip: Option<Oid>, open: &[Batch]) -> Result<bool> {
+        let Some(first) = open.first() else { return Ok(false) };
+        let mut wanted = HashMap::new();
+        for batch in open {
+            wanted.insert(Oid::from_str(&batch.commit_id)?, batch);
+        }
+        let found = match tip {
+            None => HashSet::new(),
+            Some(tip) => {
+                let known: Vec<Oid> = first.base.iter().map(|id| Oid::from_str(id)).collect::<std::result::Result<_, _>>()?;
+                let mirror = mirror.clone();
+                let ids: HashSet<Oid> = wanted.keys().copied().collect();
+                spawn_blocking(move || mirror.in_history(tip, &known, &ids)).await.context("the history could not be read")??
+            }
+        };
+        for (id, batch) in &wanted {
+            if found.contains(id) {
+                info!(commit = batch.commit_id, "an earlier push has arrived");
+                self.finish(Some(&batch.commit_id), Some(&batch.commit_id), &batch.rows).await?;
+            } else if batch.state == BatchState::Prepared {
+                self.shared.store.abandon_batch(&batch.commit_id).await?;
+            }
+        }
+        Ok(!found.is_empty())
+    }
+
+    /// Records that `revision` holds what `rows` ask for.
+    async fn finish(&self, batch: Option<&str>, revision: Option<&str>, rows: &BatchRows) -> Result<()> {
+        let store = &self.shared.store;
+        for _ in 0..FINISH_ATTEMPTS {
+            let pushed = Pushed {
+                batch: batch.map(str::to_owned),
+                target: self.target.clone(),
+                revision: revision.map(str::to_owned),
+                rows: rows.clone(),
+                tasks: self.moved_tasks(batch.and(revision), rows).await?,
+            };
+            match store.finish_batch(&pushed).await {
+                Err(StoreError::Conflict) => {}
+                other => return Ok(other?),
+            }
+        }
+        Err(StoreError::Conflict.into())
+    }
+
+    /// The tasks of the instances in `rows`, and of older ones of the same deployments, as they are
+    /// once `commit` (`None`: no commit was needed) is recorded.
+    async fn moved_tasks(&self, commit: Option<&str>, rows: &BatchRows) -> Result<Vec<Task>> {
+        let store = &self.shared.store;
+        // Deployment → sequence of the named instance, and the highest of those left out.
+        let mut deployments: BTreeMap<String, (Option<i64>, i64)> = BTreeMap::new();
+        for (ids, named) in [(&rows.instances, true), (&rows.superseded, false)] {
+            for instance in store.instances_to_write(ids).await? {
+                let (sequence, last) = (instance.instance.sequence, instance.last_sequence);
+                let place = deployments.entry(instance.instance.deployment_id).or_insert((None, last));
+                if named {
+                    *place = (Some(sequence), sequence);
+                }
+            }
+        }
+        let now = self.shared.clock.now();
+        let mut moved = Vec::new();
+        for (deployment, (named, by)) in deployments {
+            let superseded: HashSet<&String> = rows.superseded.iter().collect();
+            for mut task in store.running_tasks(&deployment, named.unwrap_or(by)).await? {
+                let event = if named == Some(task.sequence) {
+                    commit.map_or(Event::NothingToWrite, |revision| Event::Pushed { revision, branch: &self.target.branch })
+                } else if named.is_some() || superseded.contains(&task.instance_id) {
+                    Event::Superseded { by }
+                } else {
+                    continue;
+                };
+                if machine::apply(&mut task, &event, now) {
+                    moved.push(task);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Rows that need no commit. Instances among them are recorded as being there.
+    async fn drop_rows(&self, rows: &BatchRows) -> Result<()> {
+        self.finish(None, None, rows).await
+    }
+
+    /// Opens the copy of the repository with the credentials as they are now.
+    async fn connect(&mut self) -> Result<HashMap<String, Cluster>> {
+        let clusters = self.shared.store.clusters_in(&self.target).await?;
+        let first = clusters.first().context("no cluster uses this repository any more")?;
+        let remote = match &first.git_url {
+            None => {
+                let (host, id) = (self.shared.host.clone(), first.id.clone());
+                let path = spawn_blocking(move || host.ensure(&id)).await.context("embedded repository")??;
+                Remote { url: path.to_string_lossy().into_owned(), credentials: None }
+            }
+            Some(url) => {
+                let sealed = clusters.iter().find_map(|row| row.credentials.as_ref().map(|sealed| (&row.id, sealed)));
+                let credentials = sealed
+                    .map(|(id, sealed)| self.shared.key.open(&credentials_place(id), sealed))
+                    .transpose()?
+                    .map(|plain| plain.expose().to_owned());
+                Remote { url: url.clone(), credentials }
+            }
+        };
+        match &mut self.mirror {
+            Some(mirror) => mirror.set_remote(remote),
+            None => {
+                let place = format!("{} {}", self.target.repository, self.target.branch);
+                let name = canonical::short(&canonical::digest_bytes(place.as_bytes())).to_owned();
+                let path = self.shared.settings.mirrors.join(format!("{name}.git"));
+                let (branch, limit) = (self.target.branch.clone(), self.shared.settings.git_limit);
+                let opened = spawn_blocking(move || Mirror::open(path, remote, branch, limit));
+                self.mirror = Some(opened.await.context("the copy could not be opened")??);
+            }
+        }
+        Ok(clusters.into_iter().map(|row| (row.id.clone(), row)).collect())
+    }
+
+    /// What the rows ask for, against what the repository has.
+    async fn plan(
+        &self,
+        mirror: &Mirror,
+        tip: Option<Oid>,
+        rows: Vec<OutboxRow>,
+        clusters: &HashMap<String, Cluster>,
+    ) -> Result<Work> {
+        let mut work = Work::default();
+        let mut instance_rows: HashMap<String, i64> = HashMap::new();
+        for row in rows {
+            match row.kind {
+                OutboxKind::Cluster => {
+                    work.rows.outbox.push(row.id);
+                    let Some(cluster) = clusters.get(&row.subject_id) else { continue };
+                    let url = cluster.git_url.clone().unwrap_or_else(|| {
+                        format!("{}/git/{}.git", self.shared.settings.public_url.trim_end_matches('/'), cluster.name)
+                    });
+                    work.edits.extend(template::cluster(cluster, &url)?);
+                    work.message.clusters.push(cluster.name.clone());
+                    work.authors.push(Person { name: row.author_name, email: row.author_email });
+                }
+                OutboxKind::Environment => {
+                    work.rows.outbox.push(row.id);
+                    let Some(environment) = self.shared.store.environment(&row.subject_id).await? else { continue };
+                    let prefix = clusters.get(&environment.cluster_id).map_or("", |cluster| &cluster.path);
+                    work.edits.extend(template::environment(&environment, prefix)?);
+                    work.message.environments.push(environment.name);
+                    work.authors.push(Person { name: row.author_name, email: row.author_email });
+                }
+                OutboxKind::Instance => {
+                    instance_rows.insert(row.subject_id, row.id);
+                }
+            }
+        }
+        work.message.environments.dedup();
+        let ids: Vec<String> = instance_rows.keys().cloned().collect();
+        let found = self.shared.store.instances_to_write(&ids).await?;
+        let mut newest: BTreeMap<String, InstanceToWrite> = BTreeMap::new();
+        for candidate in found {
+            let row = instance_rows.get(&candidate.instance.id).copied();
+            work.rows.outbox.extend(row);
+            match newest.entry(candidate.instance.deployment_id.clone()) {
+                std::collections::btree_map::Entry::Vacant(place) => {
+                    place.insert(candidate);
+                }
+                std::collections::btree_map::Entry::Occupied(mut place) => {
+                    let older = if place.get().instance.sequence < candidate.instance.sequence {
+                        place.insert(candidate)
+                    } else {
+                        candidate
+                    };
+                    work.rows.superseded.push(older.instance.id);
+                }
+            }
+        }
+        let newest: Vec<InstanceToWrite> = newest.into_values().collect();
+        let folders = newest.iter().map(|item| folder(item, clusters)).collect::<anyhow::Result<Vec<_>>>()?;
+        let existing = {
+            let (mirror, paths) = (mirror.clone(), folders.iter().map(|folder| format!("{folder}/{}", layout::DEPLOYMENT_FILE)).collect::<Vec<_>>());
+            spawn_blocking(move || mirror.read(tip, &paths)).await.context("the repository could not be read")??
+        };
+        let catalog = self.shared.drivers.catalog();
+        let mut seen = HashSet::new();
+        for ((item, folder), text) in newest.iter().zip(&folders).zip(&existing) {
+            let there = text.as_deref().and_then(|text| spec::read_committed(text).ok());
+            place_instance(&mut work, item, folder, text.is_some(), there.as_ref(), &instance_rows);
+            let digest = &item.instance.spec.driver.digest;
+            if item.instance.document.is_some()
+                && seen.insert((item.cluster_id.clone(), digest.clone()))
+                && let Some(driver) = catalog.by_digest.get(digest)
+            {
+                let prefix = clusters.get(&item.cluster_id).map_or("", |cluster| &cluster.path);
+                work.edits.extend(driver_files(driver, prefix)?);
+            }
+        }
+        Ok(work)
+    }
+}
+
+fn folder(item: &InstanceToWrite, clusters: &HashMap<String, Cluster>) -> anyhow::Result<String> {
+    let environment: EnvironmentId = item.environment_id.parse().map_err(anyhow::Error::msg)?;
+    let deployment: DeploymentId = item.instance.deployment_id.parse().map_err(anyhow::Error::msg)?;
+    let shard = u32::try_from(item.shard)?;
+    let prefix = clusters.get(&item.cluster_id).map_or("", |cluster| cluster.path.as_str());
+    Ok(layout::below(prefix, &layout::deployment_folder(&environment, shard, &deployment)))
+}
+
+/// Adds one instance to the work: its files, or the absence of its deployment's.
+fn place_instance(
+    work: &mut Work,
+    item: &InstanceToWrite,
+    folder: &str,
+    exists: bool,
+    there: Option<&Committed>,
+    rows: &HashMap<String, i64>,
+) {
+    let instance = &item.instance;
+    let sequence = u64::try_from(instance.sequence).unwrap_or_default();
+    // Another replica wrote a newer one of ours. A number that we never gave is a person's edit.
+    let newer = there.is_some_and(|file| {
+        file.sequence > sequence && i64::try_from(file.sequence).is_ok_and(|file| file <= item.last_sequence)
+    });
+    if newer {
+        work.rows.superseded.push(instance.id.clone());
+        return;
+    }
+    let file = |name: &str| format!("{folder}/{name}");
+    let absent = instance.document.is_none() && !exists;
+    if absent || there.is_some_and(|file| file.instance_id == instance.id) {
+        // Nothing to do for it: its row leaves without being named in a commit.
+        let row = rows.get(&instance.id).copied();
+        work.rows.outbox.retain(|id| Some(*id) != row);
+        work.quiet.outbox.extend(row);
+        work.quiet.instances.push(instance.id.clone());
+        return;
+    }
+    for (name, content) in
+        [(layout::DEPLOYMENT_FILE, &instance.document), (layout::SECRETS_FILE, &instance.secrets_file)]
+    {
+        let edit = match content {
+            Some(text) if instance.document.is_some() => Edit::Write(text.clone()),
+            _ => Edit::Remove,
+        };
+        work.edits.insert(file(name), edit);
+    }
+    work.rows.instances.push(instance.id.clone());
+    work.message.entries.push(Entry {
+        instance: instance.id.clone(),
+        deployment: instance.deployment_id.clone(),
+        name: item.deployment_name.clone(),
+        application: format!("{} {}", instance.spec.driver.name, instance.spec.application_version),
+        sequence: instance.sequence,
+        task: instance.task_id.clone(),
+        workflow: instance.workflow.clone(),
+        author: Person { name: instance.author_name.clone(), email: instance.author_email.clone() },
+    });
+}
+
+/// The driver's ConfigMap and its chart, unless they are there: both are named by content.
+fn driver_files(driver: &Driver, prefix: &str) -> std::result::Result<Edits, anyhow::Error> {
+    let mut edits = Edits::new();
+    let map = yaml::to_string(&objects::driver_config_map(driver))?;
+    edits.insert(layout::below(prefix, &layout::driver_file(driver.name(), &driver.digest)), Edit::Keep(map));
+    let folder = layout::chart_folder(driver.name(), &driver.digest);
+    for (path, content) in driver.chart_files() {
+        edits.insert(layout::below(prefix, &format!("{folder}/{path}")), Edit::Keep(content.to_owned()));
+    }
+    Ok(edits)
+}

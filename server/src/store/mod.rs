@@ -1,0 +1,649 @@
+//! Everything that Styrmin remembers.
+//!
+//! This file has the rows and the trait; `sqlite` and `postgres` implement it with one text of SQL
+//! (`sql.rs`, compiled for each), and one conformance suite (`server/tests/store.rs`) runs on both.
+//! What must never enter: decisions. A caller computes outside and commits here, inside one short
+//! transaction that verifies the versions it computed from; a version that moved is
+//! [`StoreError::Conflict`], and the caller computes again.
+//!
+//! Times are milliseconds since the Unix epoch ([`Millis`]). "Not found" is `None`.
+
+mod postgres;
+mod sqlite;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use styrmin_renderer::config::{Level, Object};
+use styrmin_renderer::spec::StyrminDeploymentSpec;
+
+/// Milliseconds since the Unix epoch.
+pub type Millis = i64;
+
+/// Why the store did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A row that the caller computed from has changed meanwhile: compute again.
+    #[error("the row changed meanwhile")]
+    Conflict,
+    /// A unique name or place is taken.
+    #[error("it exists already")]
+    Exists,
+    /// The database failed.
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+    /// The schema could not be brought up to date.
+    #[error("database migration: {0}")]
+    Migration(#[from] sqlx::migrate::MigrateError),
+}
+
+/// Result of the store.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+macro_rules! text_enum {
+    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, async_graphql::Enum)]
+        pub enum $name { $($(#[$vmeta])* $variant),+ }
+        impl $name {
+            /// As stored.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+        impl TryFrom<String> for $name {
+            type Error = String;
+            fn try_from(text: String) -> std::result::Result<Self, String> {
+                match text.as_str() { $($text => Ok(Self::$variant),)+ other => Err(format!("unknown {}: {other}", stringify!($name))) }
+            }
+        }
+    };
+}
+
+text_enum! {
+    /// Whose token it is.
+    TokenKind {
+        /// A person who may do everything.
+        Administrator = "administrator",
+        /// The agent of one cluster, for that cluster only.
+        Agent = "agent",
+    }
+}
+
+text_enum! {
+    /// What a deployment should be doing.
+    Lifecycle {
+        /// Runs.
+        Running = "running",
+        /// Kept, without pods.
+        Stopped = "stopped",
+        /// Being removed, or gone.
+        Deleting = "deleting",
+    }
+}
+
+text_enum! {
+    /// Where the newest change of a deployment is.
+    DeploymentState {
+        /// Accepted, not yet in Git.
+        Pending = "pending",
+        /// In Git, on its way.
+        Deploying = "deploying",
+        /// The newest instance runs.
+        Running = "running",
+        /// The newest instance is stopped as wished.
+        Stopped = "stopped",
+        /// The newest change failed.
+        Failed = "failed",
+        /// A restore is running.
+        Restoring = "restoring",
+        /// The removal is on its way.
+        Deleting = "deleting",
+        /// Gone.
+        Deleted = "deleted",
+    }
+}
+
+text_enum! {
+    /// Where an instance is.
+    InstanceState {
+        /// Accepted, not yet in Git.
+        Pending = "pending",
+        /// In Git.
+        Committed = "committed",
+        /// It runs.
+        Active = "active",
+        /// It ran, and a newer one took its place.
+        Retired = "retired",
+        /// A newer one took its place before it ran.
+        Superseded = "superseded",
+        /// It could not be made to run.
+        Failed = "failed",
+    }
+}
+
+text_enum! {
+    /// Result of a task.
+    TaskState {
+        /// On its way.
+        Running = "running",
+        /// Done.
+        Succeeded = "succeeded",
+        /// Given up, with a message.
+        Failed = "failed",
+        /// A newer change took its place.
+        Superseded = "superseded",
+    }
+}
+
+text_enum! {
+    /// State of a step.
+    StepState {
+        /// Not begun.
+        Pending = "pending",
+        /// Begun.
+        Running = "running",
+        /// Done.
+        Succeeded = "succeeded",
+        /// Failed, with a message.
+        Failed = "failed",
+        /// Not needed any more.
+        Skipped = "skipped",
+    }
+}
+
+text_enum! {
+    /// What an outbox row asks for. The writer renders it from the database when it writes.
+    OutboxKind {
+        /// The skeleton of a cluster's repository.
+        Cluster = "cluster",
+        /// Namespace and shards of an environment.
+        Environment = "environment",
+        /// One instance, or the absence of its deployment.
+        Instance = "instance",
+    }
+}
+
+text_enum! {
+    /// What is known about a commit of ours.
+    BatchState {
+        /// Made, perhaps pushed.
+        Prepared = "prepared",
+        /// Not found in the remote when last looked; a late push may still bring it.
+        Abandoned = "abandoned",
+    }
+}
+
+/// A person, as the author of a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Person {
+    /// Name.
+    pub name: String,
+    /// Email.
+    pub email: String,
+}
+
+/// An API token. Its text is not stored.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Token {
+    /// Id.
+    pub id: String,
+    /// SHA-256 of the text, hexadecimal.
+    pub hash: String,
+    /// Whose it is.
+    #[sqlx(try_from = "String")]
+    pub kind: TokenKind,
+    /// Name of the person or agent.
+    pub name: String,
+    /// Email of the person.
+    pub email: String,
+    /// The agent's cluster.
+    pub cluster_id: Option<String>,
+    /// When it was made.
+    pub created_at: Millis,
+    /// When it was revoked.
+    pub revoked_at: Option<Millis>,
+}
+
+/// A cluster.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Cluster {
+    /// Id.
+    pub id: String,
+    /// Unique name.
+    pub name: String,
+    /// Configuration of this level.
+    #[sqlx(json)]
+    pub config: Object,
+    /// Counts changes of the row.
+    pub version: i64,
+    /// Where its repository is; `None`: hosted by this server.
+    pub git_url: Option<String>,
+    /// The repository, however its URL is spelled: one writer for each and branch.
+    pub repository: String,
+    /// Branch that Flux follows.
+    pub branch: String,
+    /// Folder of the cluster in the repository; empty for the root.
+    pub path: String,
+    /// Encrypted credentials for `git_url`.
+    pub credentials: Option<Vec<u8>>,
+    /// age recipient for secrets of this cluster.
+    pub age_recipient: Option<String>,
+    /// When it was made.
+    pub created_at: Millis,
+}
+
+/// An environment.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Environment {
+    /// Id.
+    pub id: String,
+    /// Its cluster, for ever.
+    pub cluster_id: String,
+    /// Unique within the cluster.
+    pub name: String,
+    /// Configuration of this level.
+    #[sqlx(json)]
+    pub config: Object,
+    /// Counts changes of the row.
+    pub version: i64,
+    /// Deployments ever created in it.
+    pub allocated: i64,
+    /// When it was made.
+    pub created_at: Millis,
+}
+
+impl Environment {
+    /// Number of its shards.
+    #[must_use]
+    pub fn shards(&self) -> u32 {
+        let size = i64::from(styrmin_renderer::layout::SHARD_SIZE);
+        u32::try_from((self.allocated - 1).max(0) / size + 1).unwrap_or(u32::MAX)
+    }
+}
+
+/// A deployment: desired state.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Deployment {
+    /// Id.
+    pub id: String,
+    /// Its environment, for ever.
+    pub environment_id: String,
+    /// Unique within the environment among those not being deleted.
+    pub name: String,
+    /// Shard, for ever.
+    pub shard: i64,
+    /// Driver.
+    pub driver_name: String,
+    /// Driver version, by content.
+    pub driver_digest: String,
+    /// Driver version that a person insists on.
+    pub driver_pin: Option<String>,
+    /// Version of the application.
+    pub application_version: String,
+    /// Configuration of this level.
+    #[sqlx(json)]
+    pub config: Object,
+    /// Parameters, the secret ones excepted.
+    #[sqlx(json)]
+    pub parameters: Object,
+    /// What it should be doing.
+    #[sqlx(try_from = "String")]
+    pub lifecycle: Lifecycle,
+    /// Where its newest change is.
+    #[sqlx(try_from = "String")]
+    pub state: DeploymentState,
+    /// Counts changes of the row.
+    pub version: i64,
+    /// Sequence of the newest instance.
+    pub last_sequence: i64,
+    /// The newest instance.
+    pub newest_instance_id: Option<String>,
+    /// The instance that runs.
+    pub active_instance_id: Option<String>,
+    /// When it was made.
+    pub created_at: Millis,
+}
+
+/// A secret parameter, encrypted.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Secret {
+    /// Its deployment.
+    pub deployment_id: String,
+    /// The parameter.
+    pub name: String,
+    /// The value, encrypted with the server's key.
+    pub ciphertext: Vec<u8>,
+    /// Keyed hash of the value.
+    pub fingerprint: String,
+}
+
+/// An immutable snapshot of the resolved configuration, with its rendered bytes.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Instance {
+    /// UUID.
+    pub id: String,
+    /// Its deployment.
+    pub deployment_id: String,
+    /// 1 for the first of the deployment.
+    pub sequence: i64,
+    /// create, update, upgrade or delete.
+    pub workflow: String,
+    /// The spec; for a delete that of the instance before.
+    #[sqlx(json)]
+    pub spec: StyrminDeploymentSpec,
+    /// JSON pointer below /config and /parameters → level.
+    #[sqlx(json)]
+    pub origins: BTreeMap<String, Level>,
+    /// `styrmindeployment.yaml`; `None` for a delete.
+    pub document: Option<String>,
+    /// `secrets.sops.yaml`.
+    pub secrets_file: Option<String>,
+    /// What `secrets_file` was made from: fingerprints and recipients. Equal stamp, same file.
+    pub secrets_stamp: Option<String>,
+    /// Where it is.
+    #[sqlx(try_from = "String")]
+    pub state: InstanceState,
+    /// Commit that brought it to the repository.
+    pub revision: Option<String>,
+    /// Its task.
+    pub task_id: String,
+    /// Who changed.
+    pub author_name: String,
+    /// Who changed.
+    pub author_email: String,
+    /// When.
+    pub created_at: Millis,
+}
+
+/// One change on its way.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Task {
+    /// UUID.
+    pub id: String,
+    /// Its deployment.
+    pub deployment_id: String,
+    /// Its instance.
+    pub instance_id: String,
+    /// The instance's sequence.
+    pub sequence: i64,
+    /// create, update, upgrade or delete.
+    pub workflow: String,
+    /// Result.
+    #[sqlx(try_from = "String")]
+    pub state: TaskState,
+    /// For people.
+    pub message: Option<String>,
+    /// Who changed.
+    pub author_name: String,
+    /// Who changed.
+    pub author_email: String,
+    /// Counts changes of the task and its steps.
+    pub version: i64,
+    /// When it was accepted.
+    pub created_at: Millis,
+    /// When it ended.
+    pub ended_at: Option<Millis>,
+    /// In order.
+    #[sqlx(skip)]
+    pub steps: Vec<Step>,
+}
+
+/// One step of a task.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Step {
+    /// Its task.
+    pub task_id: String,
+    /// 0 for the first.
+    pub position: i64,
+    /// For people.
+    pub name: String,
+    /// State.
+    #[sqlx(try_from = "String")]
+    pub state: StepState,
+    /// 1 for the first.
+    pub attempt: i64,
+    /// For people.
+    pub message: Option<String>,
+    /// When it began.
+    pub started_at: Option<Millis>,
+    /// When it ended.
+    pub ended_at: Option<Millis>,
+}
+
+/// Something that must reach a repository.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct OutboxRow {
+    /// Order of acceptance; given by the store.
+    pub id: i64,
+    /// The repository.
+    pub repository: String,
+    /// The branch.
+    pub branch: String,
+    /// What it asks for.
+    #[sqlx(try_from = "String")]
+    pub kind: OutboxKind,
+    /// Id of the cluster, environment or instance.
+    pub subject_id: String,
+    /// Who asked.
+    pub author_name: String,
+    /// Who asked.
+    pub author_email: String,
+    /// When.
+    pub created_at: Millis,
+}
+
+/// A repository and branch: what has one writer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, sqlx::FromRow)]
+pub struct Target {
+    /// The repository.
+    pub repository: String,
+    /// The branch.
+    pub branch: String,
+}
+
+/// A commit that was made and perhaps pushed.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Batch {
+    /// The commit.
+    pub commit_id: String,
+    /// The repository.
+    pub repository: String,
+    /// The branch.
+    pub branch: String,
+    /// Tip that it was made on; `None`: the branch did not exist.
+    pub base: Option<String>,
+    /// What it does.
+    #[sqlx(json)]
+    pub rows: BatchRows,
+    /// What is known about it.
+    #[sqlx(try_from = "String")]
+    pub state: BatchState,
+    /// When it was made.
+    pub created_at: Millis,
+}
+
+/// What a commit does, by id.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchRows {
+    /// Outbox rows that it answers.
+    pub outbox: Vec<i64>,
+    /// Instances that it names.
+    pub instances: Vec<String>,
+    /// Instances that it leaves out for newer ones.
+    pub superseded: Vec<String>,
+}
+
+/// A driver version, by content.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct DriverVersion {
+    /// Digest of the files.
+    pub digest: String,
+    /// Driver.
+    pub name: String,
+    /// Version.
+    pub version: String,
+    /// The files.
+    #[sqlx(json)]
+    pub files: BTreeMap<String, String>,
+    /// When it was loaded.
+    pub loaded_at: Millis,
+}
+
+/// An instance and what the writer must know about its place.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct InstanceToWrite {
+    /// The instance.
+    #[sqlx(flatten)]
+    pub instance: Instance,
+    /// Environment of its deployment.
+    pub environment_id: String,
+    /// Cluster of its deployment.
+    pub cluster_id: String,
+    /// Shard of its deployment.
+    pub shard: i64,
+    /// Name of its deployment.
+    pub deployment_name: String,
+    /// Newest sequence of its deployment: a file with a higher one is not ours.
+    pub last_sequence: i64,
+}
+
+/// A change of one deployment: all of it is stored, or nothing.
+#[derive(Debug, Clone)]
+pub struct Change {
+    /// Version of the cluster that it was computed from.
+    pub cluster: (String, i64),
+    /// Version of the environment that it was computed from.
+    pub environment: (String, i64),
+    /// The row as it shall be. `version` is the one it was computed from, 0 for a new deployment;
+    /// the store counts it up, and gives a new deployment its shard.
+    pub deployment: Deployment,
+    /// Secrets to write.
+    pub set_secrets: Vec<Secret>,
+    /// Secrets to remove.
+    pub remove_secrets: Vec<String>,
+    /// The new instance with its task, when something changes for the cluster.
+    pub instance: Option<(Instance, Task)>,
+    /// Where it must be written.
+    pub target: Target,
+    /// Who changes.
+    pub author: Person,
+    /// When.
+    pub now: Millis,
+}
+
+/// The repository now holds what some rows ask for.
+#[derive(Debug, Clone)]
+pub struct Pushed {
+    /// The commit that brought it; `None` when none was needed.
+    pub batch: Option<String>,
+    /// The repository.
+    pub target: Target,
+    /// Revision that holds it; `None` when the repository is empty.
+    pub revision: Option<String>,
+    /// The rows.
+    pub rows: BatchRows,
+    /// Tasks as they are now, computed by the task state machine; `version` as read.
+    pub tasks: Vec<Task>,
+}
+
+/// Where a list goes on: name and id of the last row seen.
+pub type After = Option<(String, String)>;
+
+/// What Styrmin remembers.
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// Answers when the database does.
+    async fn ping(&self) -> Result<()>;
+
+    /// The token with this hash, unless revoked.
+    async fn token(&self, hash: &str) -> Result<Option<Token>>;
+    /// Adds a token.
+    async fn insert_token(&self, token: &Token) -> Result<()>;
+    /// Whether an administrator's token was ever made.
+    async fn has_administrator(&self) -> Result<bool>;
+
+    /// Adds a cluster, its agent's token and the request for its skeleton.
+    async fn insert_cluster(&self, cluster: &Cluster, agent: &Token, author: &Person) -> Result<()>;
+    /// Replaces configuration and recipient of a cluster whose version is still that of the row.
+    async fn update_cluster(&self, cluster: &Cluster) -> Result<()>;
+    /// One cluster by id or name.
+    async fn cluster(&self, id_or_name: &str) -> Result<Option<Cluster>>;
+    /// Clusters whose files are in this repository and branch, oldest first.
+    async fn clusters_in(&self, target: &Target) -> Result<Vec<Cluster>>;
+    /// Clusters by name.
+    async fn clusters(&self, after: After, limit: i64) -> Result<Vec<Cluster>>;
+
+    /// Adds an environment and the request for its files.
+    async fn insert_environment(&self, environment: &Environment, target: &Target, author: &Person) -> Result<()>;
+    /// Replaces the configuration of an environment whose version is still that of the row.
+    async fn update_environment(&self, environment: &Environment) -> Result<()>;
+    /// One environment by id.
+    async fn environment(&self, id: &str) -> Result<Option<Environment>>;
+    /// Environments by name, of one cluster or all.
+    async fn environments(&self, cluster: Option<&str>, after: After, limit: i64) -> Result<Vec<Environment>>;
+
+    /// Stores a change; gives back the row as stored.
+    async fn change(&self, change: &Change) -> Result<Deployment>;
+    /// One deployment by id.
+    async fn deployment(&self, id: &str) -> Result<Option<Deployment>>;
+    /// Deployments by name, of one environment, one cluster or all.
+    async fn deployments(
+        &self,
+        cluster: Option<&str>,
+        environment: Option<&str>,
+        after: After,
+        limit: i64,
+    ) -> Result<Vec<Deployment>>;
+    /// Secrets of a deployment.
+    async fn secrets(&self, deployment: &str) -> Result<Vec<Secret>>;
+
+    /// One instance by id.
+    async fn instance(&self, id: &str) -> Result<Option<Instance>>;
+    /// Instances of a deployment, newest first, below a sequence.
+    async fn instances(&self, deployment: &str, before: Option<i64>, limit: i64) -> Result<Vec<Instance>>;
+    /// One task with its steps.
+    async fn task(&self, id: &str) -> Result<Option<Task>>;
+    /// Tasks of a deployment, or all, newest first, older than an id.
+    async fn tasks(&self, deployment: Option<&str>, before: Option<&str>, limit: i64) -> Result<Vec<Task>>;
+
+    /// Repositories with something to write or to find out.
+    async fn targets(&self) -> Result<Vec<Target>>;
+    /// Waiting rows of one repository, oldest first.
+    async fn outbox(&self, target: &Target, limit: i64) -> Result<Vec<OutboxRow>>;
+    /// Number of waiting rows.
+    async fn outbox_size(&self) -> Result<i64>;
+    /// Instances with their places.
+    async fn instances_to_write(&self, ids: &[String]) -> Result<Vec<InstanceToWrite>>;
+    /// Running tasks of the deployment, up to and including a sequence, with their steps.
+    async fn running_tasks(&self, deployment: &str, up_to: i64) -> Result<Vec<Task>>;
+    /// Writes why the first unfinished step of these tasks waits.
+    async fn explain_waiting(&self, instances: &[String], message: &str) -> Result<()>;
+    /// Records a commit before its push.
+    async fn prepare_batch(&self, batch: &Batch) -> Result<()>;
+    /// Commits of one repository that may still turn up.
+    async fn open_batches(&self, target: &Target) -> Result<Vec<Batch>>;
+    /// The commit is not in the remote's history.
+    async fn abandon_batch(&self, commit_id: &str) -> Result<()>;
+    /// The repository holds what the rows ask for: they leave the outbox, their tasks move on.
+    async fn finish_batch(&self, pushed: &Pushed) -> Result<()>;
+
+    /// Adds a driver version. The same content again is nothing; other content under the same
+    /// version is [`StoreError::Exists`].
+    async fn insert_driver(&self, driver: &DriverVersion) -> Result<()>;
+    /// All driver versions, oldest first.
+    async fn drivers(&self) -> Result<Vec<DriverVersion>>;
+}
+
+/// Opens the database of `url` and brings its schema up to date: `sqlite:PATH` or `postgres://…`.
+///
+/// # Errors
+/// When it cannot be reached or migrated, or the URL is of another kind.
+pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Arc::new(postgres::open(url).await?));
+    }
+    Ok(Arc::new(sqlite::open(url).await?))
+}

@@ -1,0 +1,29 @@
+//! PostgreSQL, for several server replicas.
+
+use super::Result;
+use sqlx::postgres::PgPoolOptions;
+use std::time::Duration;
+
+#[path = "sql.rs"]
+mod sql;
+
+pub(super) type Db = sqlx::Postgres;
+
+const BEGIN: &str = "BEGIN";
+/// Rows that a change was computed from stay as they are until it commits.
+macro_rules! for_share {
+    ($query:literal) => {
+        concat!($query, " FOR SHARE")
+    };
+}
+pub(super) use for_share;
+
+pub(super) async fn open(url: &str) -> Result<sql::SqlStore> {
+    let pool = PgPoolOptions::new()
+        .max_connections(16)
+        .acquire_timeout(Duration::from_secs(60))
+        .connect(url)
+        .await?;
+    sqlx::migrate!("migrations/postgres").run(&pool).await?;
+    Ok(sql::SqlStore { writer: pool.clone(), reader: pool })
+}

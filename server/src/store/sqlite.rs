@@ -1,0 +1,38 @@
+//! The embedded default: one writer connection, many readers, WAL.
+
+use super::Result;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use std::str::FromStr;
+use std::time::Duration;
+
+#[path = "sql.rs"]
+mod sql;
+
+pub(super) type Db = sqlx::Sqlite;
+
+/// Takes the write lock at once: a transaction that reads first could otherwise fail to upgrade.
+const BEGIN: &str = "BEGIN IMMEDIATE";
+/// The write lock covers every row already.
+macro_rules! for_share {
+    ($query:literal) => {
+        $query
+    };
+}
+pub(super) use for_share;
+
+const READERS: u32 = 8;
+
+pub(super) async fn open(url: &str) -> Result<sql::SqlStore> {
+    let options = SqliteConnectOptions::from_str(url)?
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        // An accepted change survives a power failure too.
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(Duration::from_secs(30));
+    let pool = |most: u32| SqlitePoolOptions::new().max_connections(most).acquire_timeout(Duration::from_secs(60));
+    let writer = pool(1).connect_with(options.clone()).await?;
+    sqlx::migrate!("migrations/sqlite").run(&writer).await?;
+    let reader = pool(READERS).connect_with(options).await?;
+    Ok(sql::SqlStore { writer, reader })
+}

@@ -1,0 +1,462 @@
+//! The program `styrminctl`: Styrmin on the command line. Thin: every command is one call of the
+//! API; whatever it can do, others can do too.
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+use styrmin_client::{Client, TaskProgress};
+use styrmin_renderer::yaml;
+use tabled::builder::Builder;
+use tabled::settings::Style;
+
+#[derive(Debug, Parser)]
+#[command(name = "styrminctl", version, about = "Styrmin on the command line")]
+struct Cli {
+    /// Address of the server.
+    #[arg(long, env = "STYRMIN_SERVER_ADDRESS", default_value = "http://127.0.0.1:8080", global = true)]
+    server: String,
+    /// Your token.
+    #[arg(long, env = "STYRMIN_TOKEN", hide_env_values = true, global = true)]
+    token: Option<String>,
+    /// File with your token.
+    #[arg(long, env = "STYRMIN_TOKEN_FILE", global = true)]
+    token_file: Option<PathBuf>,
+    /// How to print.
+    #[arg(long, short, value_enum, default_value_t = Output::Table, global = true)]
+    output: Output,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+    Yaml,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Kubernetes clusters and their repositories.
+    #[command(subcommand)]
+    Clusters(Clusters),
+    /// Groups of deployments.
+    #[command(subcommand)]
+    Environments(Environments),
+    /// What runs where.
+    #[command(subcommand)]
+    Deployments(Deployments),
+    /// Changes on their way.
+    #[command(subcommand)]
+    Tasks(Tasks),
+}
+
+#[derive(Debug, Subcommand)]
+enum Clusters {
+    /// Adds a cluster; prints its agent's token, which is shown this once.
+    Create {
+        name: String,
+        /// Configuration, as JSON or YAML.
+        #[arg(long, short)]
+        config: Option<String>,
+        /// URL of its repository; hosted by the server when absent.
+        #[arg(long)]
+        git_url: Option<String>,
+        /// Branch that Flux follows.
+        #[arg(long, requires = "git_url")]
+        git_branch: Option<String>,
+        /// Folder of the cluster in the repository.
+        #[arg(long, requires = "git_url")]
+        git_path: Option<String>,
+        /// User for HTTPS; the password is read from STYRMIN_GIT_PASSWORD.
+        #[arg(long, requires = "git_url")]
+        git_username: Option<String>,
+        /// age recipient that secrets are encrypted for.
+        #[arg(long)]
+        age_recipient: Option<String>,
+    },
+    /// Changes a cluster's configuration.
+    Update {
+        id: String,
+        #[command(flatten)]
+        patch: PatchArgs,
+        /// age recipient that secrets are encrypted for.
+        #[arg(long)]
+        age_recipient: Option<String>,
+    },
+    /// Shows one cluster, or all.
+    Get { id: Option<String> },
+}
+
+#[derive(Debug, Subcommand)]
+enum Environments {
+    /// Adds an environment to a cluster.
+    Create {
+        name: String,
+        cluster: String,
+        /// Configuration, as JSON or YAML.
+        #[arg(long, short)]
+        config: Option<String>,
+    },
+    /// Changes an environment's configuration.
+    Update {
+        id: String,
+        #[command(flatten)]
+        patch: PatchArgs,
+    },
+    /// Shows one environment, or all.
+    Get { id: Option<String> },
+}
+
+#[derive(Debug, Args)]
+struct PatchArgs {
+    /// Merged into the configuration, as JSON or YAML; null is a value.
+    #[arg(long, short)]
+    config: Option<String>,
+    /// JSON pointer of a key to remove, so that the next level counts.
+    #[arg(long)]
+    remove: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Deployments {
+    /// Adds a deployment.
+    Create {
+        driver: String,
+        application_version: String,
+        environment: String,
+        name: String,
+        /// Configuration, as JSON or YAML.
+        #[arg(long, short)]
+        config: Option<String>,
+        #[command(flatten)]
+        parameters: ParameterArgs,
+        /// Driver version to insist on.
+        #[arg(long)]
+        driver_version: Option<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Changes a deployment's configuration and parameters.
+    Update {
+        id: String,
+        #[command(flatten)]
+        patch: PatchArgs,
+        #[command(flatten)]
+        parameters: ParameterArgs,
+        /// Parameter to give back to the driver's default.
+        #[arg(long)]
+        remove_parameter: Vec<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Moves a deployment to a version of its application, choosing the driver version again.
+    Upgrade {
+        id: String,
+        application_version: Option<String>,
+        /// Driver version to insist on.
+        #[arg(long)]
+        driver_version: Option<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Removes a deployment.
+    Delete {
+        id: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Shows one deployment with every value and its origin, or all.
+    Get { id: Option<String> },
+}
+
+#[derive(Debug, Args)]
+struct ParameterArgs {
+    /// A parameter, NAME=VALUE; the value is read as YAML.
+    #[arg(long = "set", short, value_name = "NAME=VALUE")]
+    set: Vec<String>,
+    /// A parameter whose value is the text of a file, NAME=FILE; for secrets.
+    #[arg(long, value_name = "NAME=FILE")]
+    set_file: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct WaitArgs {
+    /// Waits for the change.
+    #[arg(long, value_enum)]
+    wait: Option<Until>,
+    /// Longest wait in seconds.
+    #[arg(long, default_value_t = 600)]
+    timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Until {
+    /// Until its commit is in the repository.
+    Pushed,
+    /// Until its task has ended.
+    Finished,
+}
+
+#[derive(Debug, Subcommand)]
+enum Tasks {
+    /// Shows a task with its steps.
+    Get { id: String },
+    /// Waits for a task; fails when it does.
+    Wait {
+        id: String,
+        /// For what.
+        #[arg(long = "for", value_enum, default_value_t = Until::Finished)]
+        until: Until,
+        /// Longest wait in seconds.
+        #[arg(long, default_value_t = 600)]
+        timeout: u64,
+    },
+}
+
+const CLUSTER: &str = "id name gitUrl branch path ageRecipient config createdAt";
+const ENVIRONMENT: &str = "id name cluster { id name } config createdAt";
+const DEPLOYMENT: &str =
+    "id name driver applicationVersion driverVersion { version } lifecycle state environment { id name } newestInstance { id sequence revision }";
+const TASK: &str = "id workflow state message sequence createdAt endedAt steps { name state attempt message startedAt endedAt }";
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    let token = match (&cli.token, &cli.token_file) {
+        (Some(token), _) => token.clone(),
+        (None, Some(file)) => tokio::fs::read_to_string(file)
+            .await
+            .with_context(|| format!("token file {}", file.display()))?
+            .trim()
+            .to_owned(),
+        (None, None) => bail!("no token: set STYRMIN_TOKEN or STYRMIN_TOKEN_FILE"),
+    };
+    let client = Client::new(&cli.server, &token)?;
+    match cli.command {
+        Command::Clusters(command) => clusters(&client, cli.output, command).await,
+        Command::Environments(command) => environments(&client, cli.output, command).await,
+        Command::Deployments(command) => deployments(&client, cli.output, command).await,
+        Command::Tasks(command) => tasks(&client, cli.output, command).await,
+    }
+}
+
+async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow::Result<()> {
+    match command {
+        Clusters::Create { name, config, git_url, git_branch, git_path, git_username, age_recipient } => {
+            let git = git_url.map(|url| {
+                let password = std::env::var("STYRMIN_GIT_PASSWORD").ok();
+                json!({ "url": url, "branch": git_branch, "path": git_path, "username": git_username, "password": password })
+            });
+            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient });
+            let query = format!("mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken cluster {{ {CLUSTER} }} }} }}");
+            let data = client.execute(&query, json!({ "input": input })).await?;
+            show(output, &data["createCluster"])
+        }
+        Clusters::Update { id, patch, age_recipient } => {
+            let query = format!("mutation($id: ID!, $config: ConfigPatch, $recipient: String) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient) {{ {CLUSTER} }} }}");
+            let variables = json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient });
+            show(output, &client.execute(&query, variables).await?["updateCluster"])
+        }
+        Clusters::Get { id: Some(id) } => {
+            let query = format!("query($id: ID!) {{ cluster(id: $id) {{ {CLUSTER} }} }}");
+            show(output, &found("cluster", &id, &client.execute(&query, json!({ "id": id })).await?)?)
+        }
+        Clusters::Get { id: None } => show(output, &all(client, "clusters", CLUSTER).await?),
+    }
+}
+
+async fn environments(client: &Client, output: Output, command: Environments) -> anyhow::Result<()> {
+    match command {
+        Environments::Create { name, cluster, config } => {
+            let query = format!("mutation($cluster: ID!, $name: String!, $config: JSON) {{ createEnvironment(cluster: $cluster, name: $name, config: $config) {{ {ENVIRONMENT} }} }}");
+            let variables = json!({ "cluster": cluster, "name": name, "config": object(config)? });
+            show(output, &client.execute(&query, variables).await?["createEnvironment"])
+        }
+        Environments::Update { id, patch } => {
+            let query = format!("mutation($id: ID!, $config: ConfigPatch!) {{ updateEnvironment(id: $id, config: $config) {{ {ENVIRONMENT} }} }}");
+            let variables = json!({ "id": id, "config": patch_input(patch)? });
+            show(output, &client.execute(&query, variables).await?["updateEnvironment"])
+        }
+        Environments::Get { id: Some(id) } => {
+            let query = format!("query($id: ID!) {{ environment(id: $id) {{ {ENVIRONMENT} }} }}");
+            show(output, &found("environment", &id, &client.execute(&query, json!({ "id": id })).await?)?)
+        }
+        Environments::Get { id: None } => show(output, &all(client, "environments", ENVIRONMENT).await?),
+    }
+}
+
+async fn deployments(client: &Client, output: Output, command: Deployments) -> anyhow::Result<()> {
+    let payload = format!("{{ deployment {{ {DEPLOYMENT} }} task {{ id }} }}");
+    let (field, query, variables, wait) = match command {
+        Deployments::Create { driver, application_version, environment, name, config, parameters, driver_version, wait } => {
+            let input = json!({
+                "environment": environment, "name": name, "driver": driver, "applicationVersion": application_version,
+                "driverVersion": driver_version, "config": object(config)?, "parameters": parameter_input(&parameters)?,
+            });
+            let query = format!("mutation($input: CreateDeploymentInput!) {{ createDeployment(input: $input) {payload} }}");
+            ("createDeployment", query, json!({ "input": input }), wait)
+        }
+        Deployments::Update { id, patch, parameters, remove_parameter, wait } => {
+            let input = json!({
+                "config": patch_input(patch)?, "parameters": parameter_input(&parameters)?, "removeParameters": remove_parameter,
+            });
+            let query = format!("mutation($id: ID!, $input: UpdateDeploymentInput!) {{ updateDeployment(id: $id, input: $input) {payload} }}");
+            ("updateDeployment", query, json!({ "id": id, "input": input }), wait)
+        }
+        Deployments::Upgrade { id, application_version, driver_version, wait } => {
+            let query = format!("mutation($id: ID!, $version: String, $driver: String) {{ upgradeDeployment(id: $id, applicationVersion: $version, driverVersion: $driver) {payload} }}");
+            let variables = json!({ "id": id, "version": application_version, "driver": driver_version });
+            ("upgradeDeployment", query, variables, wait)
+        }
+        Deployments::Delete { id, wait } => {
+            let query = format!("mutation($id: ID!) {{ deleteDeployment(id: $id) {payload} }}");
+            ("deleteDeployment", query, json!({ "id": id }), wait)
+        }
+        Deployments::Get { id: Some(id) } => {
+            let query = format!("query($id: ID!) {{ deployment(id: $id) {{ {DEPLOYMENT} values {{ field value origin }} tasks(first: 5) {{ nodes {{ id workflow state message }} }} }} }}");
+            return show(output, &found("deployment", &id, &client.execute(&query, json!({ "id": id })).await?)?);
+        }
+        Deployments::Get { id: None } => return show(output, &all(client, "deployments", DEPLOYMENT).await?),
+    };
+    let data = client.execute(&query, variables).await?;
+    let changed = &data[field];
+    show(output, changed)?;
+    match (wait.wait, changed["task"]["id"].as_str()) {
+        (Some(until), Some(task)) => wait_for(client, output, task, until, wait.timeout).await,
+        _ => Ok(()),
+    }
+}
+
+async fn tasks(client: &Client, output: Output, command: Tasks) -> anyhow::Result<()> {
+    match command {
+        Tasks::Get { id } => {
+            let query = format!("query($id: ID!) {{ task(id: $id) {{ {TASK} }} }}");
+            show(output, &found("task", &id, &client.execute(&query, json!({ "id": id })).await?)?)
+        }
+        Tasks::Wait { id, until, timeout } => wait_for(client, output, &id, until, timeout).await,
+    }
+}
+
+/// Waits, prints the steps, and fails when the task did.
+async fn wait_for(client: &Client, output: Output, task: &str, until: Until, timeout: u64) -> anyhow::Result<()> {
+    let done = |task: &TaskProgress| match until {
+        Until::Pushed => task.pushed(),
+        Until::Finished => task.ended(),
+    };
+    let limit = Duration::from_secs(timeout);
+    let last = client.wait_for_task(task, done, Duration::from_secs(1), limit).await?;
+    let steps: Vec<Value> = last
+        .steps
+        .iter()
+        .map(|(name, state, message)| json!({ "name": name, "state": state, "message": message }))
+        .collect();
+    show(output, &json!({ "id": task, "state": last.state, "message": last.message, "steps": steps }))?;
+    if !done(&last) {
+        bail!("wait timeout: task {task} is still {} after {timeout} s", last.state.to_lowercase());
+    }
+    match last.state.as_str() {
+        "FAILED" => bail!("task {task} failed: {}", last.message.unwrap_or_default()),
+        "SUPERSEDED" => bail!("task {task} was superseded by a later task of the deployment"),
+        _ => Ok(()),
+    }
+}
+
+/// All pages of a list.
+async fn all(client: &Client, list: &str, fields: &str) -> anyhow::Result<Value> {
+    let query = format!("query($after: String) {{ {list}(first: 200, after: $after) {{ nodes {{ {fields} }} pageInfo {{ hasNextPage endCursor }} }} }}");
+    let (mut nodes, mut after) = (Vec::new(), Value::Null);
+    loop {
+        let data = client.execute(&query, json!({ "after": after })).await?;
+        let page = &data[list];
+        nodes.extend(page["nodes"].as_array().cloned().unwrap_or_default());
+        if page["pageInfo"]["hasNextPage"] != true {
+            return Ok(Value::Array(nodes));
+        }
+        after = page["pageInfo"]["endCursor"].clone();
+    }
+}
+
+fn found(kind: &str, id: &str, data: &Value) -> anyhow::Result<Value> {
+    let value = data[kind].clone();
+    if value.is_null() {
+        bail!("{kind} \"{id}\": does not exist");
+    }
+    Ok(value)
+}
+
+fn object(text: Option<String>) -> anyhow::Result<Value> {
+    let Some(text) = text else { return Ok(Value::Null) };
+    let value: Value = yaml::from_str(&text).context("--config")?;
+    if !value.is_object() {
+        bail!("--config must be a mapping, as JSON or YAML");
+    }
+    Ok(value)
+}
+
+fn patch_input(patch: PatchArgs) -> anyhow::Result<Value> {
+    Ok(json!({ "set": object(patch.config)?, "remove": patch.remove }))
+}
+
+fn parameter_input(arguments: &ParameterArgs) -> anyhow::Result<Value> {
+    let mut parameters = Map::new();
+    for pair in &arguments.set {
+        let (name, text) = pair.split_once('=').with_context(|| format!("--set {pair}: write NAME=VALUE"))?;
+        let value = yaml::from_str(text).with_context(|| format!("--set {name}: the value is not YAML"))?;
+        parameters.insert(name.to_owned(), value);
+    }
+    for pair in &arguments.set_file {
+        let (name, file) = pair.split_once('=').with_context(|| format!("--set-file {pair}: write NAME=FILE"))?;
+        let text = std::fs::read_to_string(file).with_context(|| format!("--set-file {name}: {file}"))?;
+        parameters.insert(name.to_owned(), Value::from(text.trim_end_matches('\n')));
+    }
+    Ok(Value::Object(parameters))
+}
+
+fn show(output: Output, value: &Value) -> anyhow::Result<()> {
+    let text = match output {
+        Output::Json => serde_json::to_string_pretty(value)?,
+        Output::Yaml => yaml::to_string(value)?,
+        Output::Table => table(value),
+    };
+    writeln!(std::io::stdout(), "{}", text.trim_end())?;
+    Ok(())
+}
+
+/// A list of objects as a table with a column each, one object as two columns.
+fn table(value: &Value) -> String {
+    let mut builder = Builder::default();
+    match value {
+        Value::Array(rows) => {
+            let Some(Value::Object(first)) = rows.first() else { return "nothing".to_owned() };
+            let columns: Vec<&String> = first.keys().collect();
+            builder.push_record(columns.iter().map(|column| column.as_str()));
+            for row in rows {
+                builder.push_record(columns.iter().map(|column| cell(&row[column.as_str()])));
+            }
+        }
+        Value::Object(map) => {
+            for (key, value) in map {
+                builder.push_record([key.clone(), cell(value)]);
+            }
+        }
+        other => return cell(other),
+    }
+    builder.build().with(Style::blank()).to_string()
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join("\n"),
+        Value::Object(map) => {
+            let parts = map.iter().filter(|(_, value)| !value.is_null());
+            parts.map(|(key, value)| format!("{key}: {}", cell(value))).collect::<Vec<_>>().join("  ")
+        }
+        other => other.to_string(),
+    }
+}
