@@ -173,11 +173,7 @@ pub fn check(object: &str, level: Level, config: &Object) -> Result<(), Problems
         }
     }
     if level != Level::Deployment && config.contains_key("components") {
-        problems.push(
-            object,
-            "config.components",
-            "components belong to one application; set them on the deployment",
-        );
+        problems.push(object, "config.components", "components belong to one application; set them on the deployment");
     }
     problems.into_result()
 }
@@ -321,13 +317,7 @@ pub fn resolve<'a>(levels: impl IntoIterator<Item = (Level, &'a Object)>) -> Res
     resolved
 }
 
-fn lay(
-    target: &mut Object,
-    origins: &mut BTreeMap<String, Level>,
-    source: &Object,
-    level: Level,
-    prefix: &str,
-) {
+fn lay(target: &mut Object, origins: &mut BTreeMap<String, Level>, source: &Object, level: Level, prefix: &str) {
     for (key, value) in source {
         let pointer = format!("{prefix}/{}", escape(key));
         let whole = prefix.is_empty() && ATOMIC.contains(&key.as_str());
@@ -386,8 +376,10 @@ mod tests {
 
     #[test]
     fn the_most_specific_level_wins_and_is_named() {
-        let cluster = object(json!({"fqdn_suffix": "a.io", "env_vars": {"A": "1", "B": "1"}, "dedicated_ingress": {"x": 1}}));
-        let environment = object(json!({"env_vars": {"B": "2"}, "ip_whitelist": ["10.0.0.0/8"], "dedicated_ingress": {"y": 2}}));
+        let cluster =
+            object(json!({"fqdn_suffix": "a.io", "env_vars": {"A": "1", "B": "1"}, "dedicated_ingress": {"x": 1}}));
+        let environment =
+            object(json!({"env_vars": {"B": "2"}, "ip_whitelist": ["10.0.0.0/8"], "dedicated_ingress": {"y": 2}}));
         let deployment = object(json!({"fqdn_suffix": null, "ip_whitelist": []}));
         let defaults = styrmin_defaults();
         let resolved = resolve([
@@ -443,7 +435,8 @@ mod tests {
             let error = check("cluster \"c\"", Level::Cluster, &object(config.clone())).unwrap_err().to_string();
             assert!(error.starts_with("cluster \"c\": ") && error.contains(expected), "{config}: {error}");
         }
-        let good = object(json!({"fqdn_suffix": null, "env_vars": {"A": null}, "components": {"web": {"replicas": 2}}}));
+        let good =
+            object(json!({"fqdn_suffix": null, "env_vars": {"A": null}, "components": {"web": {"replicas": 2}}}));
         assert_eq!(check("deployment \"d\"", Level::Deployment, &good), Ok(()));
     }
 }

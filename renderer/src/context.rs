@@ -9,7 +9,7 @@ use crate::config::{self, Config, Level, Object, Resolved};
 use crate::driver::Driver;
 use crate::driver::format::Scope;
 use crate::names::{self, ClusterId, DeploymentId, EnvironmentId};
-use crate::{Problems, canonical};
+use crate::{Problems, canonical, yaml};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -111,9 +111,7 @@ pub fn resolve(inputs: &Inputs<'_>) -> Result<Resolution, Problems> {
     let components = resolve_components(inputs, &typed, &object, &mut problems);
     let services = resolve_services(inputs, &typed, &object, &mut problems);
 
-    for (field, text) in
-        [("application_version", inputs.application_version), ("driver", inputs.driver.name())]
-    {
+    for (field, text) in [("application_version", inputs.application_version), ("driver", inputs.driver.name())] {
         if let Err(message) = names::label_value(text) {
             problems.push(&object, field, message);
         }
@@ -129,6 +127,7 @@ pub fn resolve(inputs: &Inputs<'_>) -> Result<Resolution, Problems> {
         "parameters": parameters,
         "services": services,
     });
+    check_characters(&context, &object, "", &mut problems);
     let size = canonical::to_string(&context).len();
     if size > SIZE_MAX {
         let (field, largest) = largest(&context, spec.parameters.len());
@@ -173,11 +172,7 @@ fn merged_config(inputs: &Inputs<'_>) -> Resolved {
     ])
 }
 
-fn resolve_parameters(
-    inputs: &Inputs<'_>,
-    object: &str,
-    problems: &mut Problems,
-) -> (Object, BTreeMap<String, Level>) {
+fn resolve_parameters(inputs: &Inputs<'_>, object: &str, problems: &mut Problems) -> (Object, BTreeMap<String, Level>) {
     let declared = &inputs.driver.file.spec.parameters;
     let (mut values, mut origins) = (Object::new(), BTreeMap::new());
     for parameter in declared {
@@ -233,12 +228,7 @@ fn resolve_parameters(
     (values, origins)
 }
 
-fn resolve_components(
-    inputs: &Inputs<'_>,
-    config: &Config,
-    object: &str,
-    problems: &mut Problems,
-) -> Object {
+fn resolve_components(inputs: &Inputs<'_>, config: &Config, object: &str, problems: &mut Problems) -> Object {
     let spec = &inputs.driver.file.spec;
     let settings = config.components.clone().unwrap_or_default();
     for name in settings.keys().filter(|name| !spec.components.contains_key(*name)) {
@@ -276,9 +266,7 @@ fn resolve_components(
             }
         }
         let mut env_vars: BTreeMap<String, Value> = BTreeMap::new();
-        for (variable, value) in
-            config.env_vars.iter().flatten().chain(own.env_vars.iter().flatten())
-        {
+        for (variable, value) in config.env_vars.iter().flatten().chain(own.env_vars.iter().flatten()) {
             env_vars.insert(variable.clone(), json!(value));
         }
         components.insert(
@@ -297,12 +285,7 @@ fn resolve_components(
     components
 }
 
-fn resolve_services(
-    inputs: &Inputs<'_>,
-    config: &Config,
-    object: &str,
-    problems: &mut Problems,
-) -> Object {
+fn resolve_services(inputs: &Inputs<'_>, config: &Config, object: &str, problems: &mut Problems) -> Object {
     let mut services = Object::new();
     for service in &inputs.driver.file.spec.services {
         let mut host = |label: String| -> Value {
@@ -311,8 +294,7 @@ fn resolve_services(
                 return Value::Null;
             }
             let name = format!("{label}.{suffix}");
-            let checked =
-                names::dns_label(&label, names::LABEL_MAX).and_then(|()| names::dns_name(&name));
+            let checked = names::dns_label(&label, names::LABEL_MAX).and_then(|()| names::dns_name(&name));
             if let Err(message) = checked {
                 problems.push(
                     object,
@@ -323,10 +305,7 @@ fn resolve_services(
             Value::from(name)
         };
         let primary = host(format!("{}-{}", service.name, inputs.deployment.id));
-        let readable = host(format!(
-            "{}-{}-{}",
-            service.name, inputs.deployment.name, inputs.environment.name
-        ));
+        let readable = host(format!("{}-{}-{}", service.name, inputs.deployment.name, inputs.environment.name));
         services.insert(
             service.name.clone(),
             json!({
@@ -341,6 +320,39 @@ fn resolve_services(
         );
     }
     services
+}
+
+/// Refuses characters that would break what brings the file into the cluster.
+fn check_characters(value: &Value, object: &str, field: &str, problems: &mut Problems) {
+    let check = |field: &str, text: &str, problems: &mut Problems| {
+        if let Some(found) = yaml::uncarriable(text) {
+            let name = format!("U+{:04X}", u32::from(found));
+            problems.push(object, field, format!("contains the character {name}, which Flux cannot carry; remove it"));
+        }
+    };
+    match value {
+        Value::String(text) => check(field, text, problems),
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                check_characters(item, object, &format!("{field}[{index}]"), problems);
+            }
+        }
+        Value::Object(map) => {
+            for (key, child) in map {
+                let field = if field.is_empty() { key.clone() } else { format!("{field}.{key}") };
+                check(&field, key, problems);
+                if key == yaml::MERGE_KEY {
+                    problems.push(
+                        object,
+                        &field,
+                        "has a key \"<<\", which Flux takes for a YAML merge; choose another",
+                    );
+                }
+                check_characters(child, object, &field, problems);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The field that takes most of a context, and its bytes.
@@ -368,12 +380,10 @@ pub fn reveal(context: &Value, reveal: &dyn Fn(&SecretRef) -> String) -> Value {
         return Value::String(reveal(&reference));
     }
     match context {
-        Value::Object(map) => Value::Object(
-            map.iter().map(|(key, value)| (key.clone(), self::reveal(value, reveal))).collect(),
-        ),
-        Value::Array(items) => {
-            Value::Array(items.iter().map(|item| self::reveal(item, reveal)).collect())
+        Value::Object(map) => {
+            Value::Object(map.iter().map(|(key, value)| (key.clone(), self::reveal(value, reveal))).collect())
         }
+        Value::Array(items) => Value::Array(items.iter().map(|item| self::reveal(item, reveal)).collect()),
         other => other.clone(),
     }
 }

@@ -76,9 +76,7 @@ pub fn env_var(text: &str) -> Result<(), String> {
 macro_rules! id {
     ($name:ident, $what:literal) => {
         #[doc = concat!("The id of ", $what, ": 12 characters, DNS-safe, beginning with a letter.")]
-        #[derive(
-            Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-        )]
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
         #[serde(try_from = "String", into = "String")]
         pub struct $name(String);
 
@@ -100,11 +98,7 @@ macro_rules! id {
                     return Ok(Self(text));
                 }
                 Err(format!(
-                    concat!(
-                        "\"{}\" is not the id of ",
-                        $what,
-                        " (12 lower-case letters and digits, a letter first)"
-                    ),
+                    concat!("\"{}\" is not the id of ", $what, " (12 lower-case letters and digits, a letter first)"),
                     text
                 ))
             }

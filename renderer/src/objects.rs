@@ -126,8 +126,7 @@ fn kustomization(name: &str, path: &str, encrypted: bool) -> Value {
         },
     });
     if encrypted {
-        object["spec"]["decryption"] =
-            json!({ "provider": "sops", "secretRef": { "name": AGE_SECRET } });
+        object["spec"]["decryption"] = json!({ "provider": "sops", "secretRef": { "name": AGE_SECRET } });
     }
     object
 }
@@ -231,9 +230,8 @@ fn label_version(version: &semver::Version) -> String {
 pub fn chart_source(driver: &Driver, environment: &EnvironmentId, repository: &Repository) -> Vec<Value> {
     let chart = &driver.file.spec.helm.main;
     let name = layout::driver_name(driver.name(), &driver.digest);
-    let metadata = |name: &str| {
-        json!({ "labels": labels(environment), "name": name, "namespace": environment.namespace() })
-    };
+    let metadata =
+        |name: &str| json!({ "labels": labels(environment), "name": name, "namespace": environment.namespace() });
     let helm_chart = |chart_name: &str, source_kind: &str, source: &str| {
         json!({
             "apiVersion": "source.toolkit.fluxcd.io/v1",

@@ -85,19 +85,13 @@ pub struct Plan {
 /// Plans the way from what was last applied (`None`: nothing) to `to` (`None`: the end).
 /// `driver` is the driver of `to`, or of `from` when it is the end.
 #[must_use]
-pub fn plan(
-    from: Option<&StyrminDeploymentSpec>,
-    to: Option<&StyrminDeploymentSpec>,
-    driver: &DriverSpec,
-) -> Plan {
+pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentSpec>, driver: &DriverSpec) -> Plan {
     let to = to.filter(|spec| spec.lifecycle != Lifecycle::Deleting);
     let workflow = match (from, to) {
         (_, None) => Workflow::Delete,
         (None, Some(_)) => Workflow::Create,
         (Some(from), Some(to)) if from.same_content(to) => Workflow::None,
-        (Some(from), Some(to))
-            if from.driver != to.driver || from.application_version != to.application_version =>
-        {
+        (Some(from), Some(to)) if from.driver != to.driver || from.application_version != to.application_version => {
             Workflow::Upgrade
         }
         _ => Workflow::Update,
@@ -120,8 +114,7 @@ pub fn plan(
         _ => None,
     };
     let at = |mode: Mode| -> Vec<PlanStep> {
-        let mut steps: Vec<PlanStep> =
-            hook.into_iter().flat_map(|hook| hooks(driver, hook, mode)).collect();
+        let mut steps: Vec<PlanStep> = hook.into_iter().flat_map(|hook| hooks(driver, hook, mode)).collect();
         steps.extend(jobs(from, to, driver, mode));
         steps
     };

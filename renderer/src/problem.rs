@@ -15,11 +15,7 @@ pub struct Problem {
 
 impl Problem {
     /// A problem of `field` in `object`.
-    pub fn new(
-        object: impl Into<String>,
-        field: impl Into<String>,
-        message: impl Into<String>,
-    ) -> Self {
+    pub fn new(object: impl Into<String>, field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { object: object.into(), field: field.into(), message: message.into() }
     }
 }
@@ -50,12 +46,7 @@ impl Problems {
     }
 
     /// Adds one.
-    pub fn push(
-        &mut self,
-        object: impl Into<String>,
-        field: impl Into<String>,
-        message: impl Into<String>,
-    ) {
+    pub fn push(&mut self, object: impl Into<String>, field: impl Into<String>, message: impl Into<String>) {
         self.0.push(Problem::new(object, field, message));
     }
 }

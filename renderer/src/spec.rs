@@ -1,5 +1,7 @@
 //! `StyrminDeployment`: the one custom resource type, its schema and its YAML.
 
+#![expect(clippy::duplicated_attributes, reason = "each printer column has a type of its own")]
+
 use crate::names::{DeploymentId, EnvironmentId};
 use crate::{canonical, layout, yaml};
 use kube::CustomResource;
@@ -181,8 +183,7 @@ impl StyrminDeploymentSpec {
     /// Whether two specs ask for the same: everything but the instance's own id.
     #[must_use]
     pub fn same_content(&self, other: &Self) -> bool {
-        Self { instance_id: String::new(), ..self.clone() }
-            == Self { instance_id: String::new(), ..other.clone() }
+        Self { instance_id: String::new(), ..self.clone() } == Self { instance_id: String::new(), ..other.clone() }
     }
 }
 

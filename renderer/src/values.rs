@@ -50,8 +50,7 @@ pub type Use = (Vec<Segment>, String);
 /// Every expression that is not one and every unknown `$` key, with its place.
 pub fn check(tree: &Value) -> Result<Vec<Use>, Vec<ValuesError>> {
     let engine = engine();
-    let mut inspection =
-        Inspection { engine: &engine, path: Vec::new(), uses: Vec::new(), errors: Vec::new() };
+    let mut inspection = Inspection { engine: &engine, path: Vec::new(), uses: Vec::new(), errors: Vec::new() };
     inspection.tree(tree);
     if inspection.errors.is_empty() { Ok(inspection.uses) } else { Err(inspection.errors) }
 }
@@ -74,10 +73,8 @@ fn env_list(map: &minijinja::Value) -> Result<minijinja::Value, minijinja::Error
         }
     }
     entries.sort();
-    let list: Vec<Value> = entries
-        .into_iter()
-        .map(|(name, value)| serde_json::json!({ "name": name, "value": value }))
-        .collect();
+    let list: Vec<Value> =
+        entries.into_iter().map(|(name, value)| serde_json::json!({ "name": name, "value": value })).collect();
     Ok(minijinja::Value::from(Serde(list)))
 }
 
@@ -160,8 +157,7 @@ fn walk(
         Value::String(text) if text.contains("${{") => {
             let parts = pieces(engine, text).map_err(|message| fail(path, message))?;
             if let [Piece::Expression(expression)] = parts[..] {
-                let value =
-                    evaluate(engine, context, expression).map_err(|message| fail(path, message))?;
+                let value = evaluate(engine, context, expression).map_err(|message| fail(path, message))?;
                 return serde_json::to_value(&value)
                     .map(Some)
                     .map_err(|_| fail(path, format!("`{expression}` is not a plain value")));
@@ -171,9 +167,7 @@ fn walk(
                 match part {
                     Piece::Text(text) => out.push_str(text),
                     Piece::Expression(expression) => out.push_str(
-                        &evaluate(engine, context, expression)
-                            .map_err(|message| fail(path, message))?
-                            .to_string(),
+                        &evaluate(engine, context, expression).map_err(|message| fail(path, message))?.to_string(),
                     ),
                 }
                 if out.len() > TEXT_MAX {

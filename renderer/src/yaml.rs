@@ -7,7 +7,7 @@
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use serde_saphyr::Spanned;
+use serde_saphyr::{LitStr, Spanned};
 use std::fmt;
 
 /// Text that is not the YAML that was expected.
@@ -26,9 +26,14 @@ pub struct YamlError {
 /// # Errors
 /// When `value` cannot be expressed, for example a mapping whose keys are mappings.
 pub fn to_string<T: Serialize>(value: &T) -> Result<String, YamlError> {
-    // Its default folds strings at 80 columns, which makes diffs jump; never fold.
-    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX, min_fold_chars: usize::MAX };
-    let mut text = serde_saphyr::to_string_with_options(value, options)
+    // Its defaults fold strings at 80 columns, which makes diffs jump, and write every text of
+    // several lines as a block, which Go does not always read back; see `Written`.
+    let options = serde_saphyr::ser_options! {
+        folded_wrap_chars: usize::MAX,
+        min_fold_chars: usize::MAX,
+        prefer_block_scalars: false,
+    };
+    let mut text = serde_saphyr::to_string_with_options(&Written(&to_value(value)?), options)
         .map_err(|error| YamlError { line: 0, message: error.to_string() })?;
     if !text.ends_with('\n') {
         text.push('\n');
@@ -36,17 +41,54 @@ pub fn to_string<T: Serialize>(value: &T) -> Result<String, YamlError> {
     Ok(text)
 }
 
+/// A value as we write it: text of several lines as a literal block where that is safe, because
+/// people read and review it, and quoted otherwise.
+struct Written<'a>(&'a Value);
+
+impl Serialize for Written<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::String(text) if is_plain_block(text) => LitStr(text).serialize(serializer),
+            Value::Array(items) => serializer.collect_seq(items.iter().map(Written)),
+            Value::Object(map) => serializer.collect_map(map.iter().map(|(key, value)| (key, Written(value)))),
+            other => other.serialize(serializer),
+        }
+    }
+}
+
+/// Whether `text` survives as a literal block in every reader: several lines of printable text,
+/// the first of them not indented, no blanks at line ends, at most one final line break. go-yaml,
+/// for one, refuses a block that begins with a tab.
+fn is_plain_block(text: &str) -> bool {
+    let body = text.strip_suffix('\n').unwrap_or(text);
+    let printable = |c: char| matches!(c, '\t' | ' '..='~' | '\u{a1}'..='\u{2027}' | '\u{2030}'..='\u{d7ff}' | '\u{e000}'..='\u{fefe}' | '\u{ff00}'..='\u{fffd}');
+    text.contains('\n')
+        && !body.is_empty()
+        && !body.starts_with([' ', '\t', '\n'])
+        && !body.ends_with('\n')
+        && body
+            .split('\n')
+            .all(|line| !line.ends_with([' ', '\t']) && !line.starts_with('\t') && line.chars().all(printable))
+}
+
+/// The first character of `text` that kustomize, and so Flux, cannot carry however it is written:
+/// it breaks on its own output. One such file would block every other change of its shard.
+#[must_use]
+pub fn uncarriable(text: &str) -> Option<char> {
+    text.chars().find(|c| matches!(c, '\u{7f}'..='\u{9f}' | '\u{fffe}' | '\u{ffff}'))
+}
+
+/// The one key that kustomize cannot carry: it writes it bare, and readers take it for a merge.
+pub const MERGE_KEY: &str = "<<";
+
 /// Reads one YAML document. Duplicate keys are errors; size, depth and aliases are bounded.
 ///
 /// # Errors
 /// With line and reason when the text is not YAML or not a `T`.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
-    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { with_snippet: false }).map_err(
-        |error| YamlError {
-            line: error.location().map_or(0, |location| location.line()),
-            message: plain(&error),
-        },
-    )
+    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { with_snippet: false }).map_err(|error| {
+        YamlError { line: error.location().map_or(0, |location| location.line()), message: plain(&error) }
+    })
 }
 
 /// The message without the position, which [`YamlError`] carries as a field.
@@ -104,13 +146,10 @@ impl Lines {
         let mut line = tree.line;
         for segment in path {
             let next = match (&tree.node, segment) {
-                (Node::Map(entries), Segment::Key(key)) => entries
-                    .iter()
-                    .find(|(name, ..)| name == key)
-                    .map(|(_, key_line, child)| (*key_line, child)),
-                (Node::List(items), Segment::Index(index)) => {
-                    items.get(*index).map(|child| (child.line, child))
+                (Node::Map(entries), Segment::Key(key)) => {
+                    entries.iter().find(|(name, ..)| name == key).map(|(_, key_line, child)| (*key_line, child))
                 }
+                (Node::List(items), Segment::Index(index)) => items.get(*index).map(|child| (child.line, child)),
                 _ => None,
             };
             let Some((next_line, child)) = next else { break };
@@ -149,9 +188,7 @@ impl<'de> Deserialize<'de> for Node {
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
                 let mut entries = Vec::new();
-                while let Some((key, value)) =
-                    map.next_entry::<Spanned<String>, Spanned<Node>>()?
-                {
+                while let Some((key, value)) = map.next_entry::<Spanned<String>, Spanned<Node>>()? {
                     let line = key.referenced.line();
                     entries.push((key.value, line, Tree::from(value)));
                 }
@@ -209,9 +246,40 @@ mod tests {
     #[test]
     fn what_looks_like_another_type_stays_a_string() {
         for text in [
-            "706798e8", "0999991", "1.20", "y", "n", "yes", "no", "on", "off", "NO", "~", "null",
-            "=", "<<", "1_000", "0x1F", "0o17", ".inf", "1:30", "2026-11-29", "", " a", "a ", "#",
-            "- a", "a: b", "a\nb", "a\n\n", "\n", "\t", "\u{85}", "\u{feff}x", "é", "\u{1F600}",
+            "706798e8",
+            "0999991",
+            "1.20",
+            "y",
+            "n",
+            "yes",
+            "no",
+            "on",
+            "off",
+            "NO",
+            "~",
+            "null",
+            "=",
+            "<<",
+            "1_000",
+            "0x1F",
+            "0o17",
+            ".inf",
+            "1:30",
+            "2026-11-29",
+            "",
+            " a",
+            "a ",
+            "#",
+            "- a",
+            "a: b",
+            "a\nb",
+            "a\n\n",
+            "\n",
+            "\t",
+            "\u{85}",
+            "\u{feff}x",
+            "é",
+            "\u{1F600}",
         ] {
             let value = json!({ text: text, "list": [text] });
             let written = to_string(&value).unwrap();

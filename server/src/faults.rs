@@ -3,15 +3,8 @@
 //! Only debug builds have them: `STYRMIN_FAULT=after-push` (or `after-push:3`, the third time).
 
 /// The points, in the order of a change's way.
-pub const POINTS: [&str; 7] = [
-    "after-transaction",
-    "after-fetch",
-    "after-splice",
-    "after-prepare",
-    "after-push",
-    "after-reread",
-    "after-record",
-];
+pub const POINTS: [&str; 7] =
+    ["after-transaction", "after-fetch", "after-splice", "after-prepare", "after-push", "after-reread", "after-record"];
 
 /// Ends the process like a power failure when a test asked for it here.
 pub fn point(name: &str) {

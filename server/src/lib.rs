@@ -79,13 +79,8 @@ pub async fn serve(
         wake: wake.clone(),
         settings: settings.writers(address),
     });
-    let changes = Arc::new(changes::Changes::new(
-        Arc::clone(&store),
-        Arc::clone(&drivers),
-        key,
-        Arc::clone(&clock),
-        wake,
-    ));
+    let changes =
+        Arc::new(changes::Changes::new(Arc::clone(&store), Arc::clone(&drivers), key, Arc::clone(&clock), wake));
     let watching = tokio::spawn(Arc::clone(&drivers).watch(stop.clone()));
     let writing = tokio::spawn(writers.run(stop.clone()));
     let app = api::router(Api { store, changes, drivers, clock, host });

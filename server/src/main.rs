@@ -11,7 +11,11 @@ async fn main() -> anyhow::Result<()> {
     let settings = Settings::parse();
     let filter = EnvFilter::try_from_env("STYRMIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if settings.log_json { log.json().init() } else { log.init() }
+    if settings.log_json {
+        log.json().init()
+    } else {
+        log.init()
+    }
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()));
     styrmin_server::serve(settings, stop, |_| {}).await

@@ -219,9 +219,9 @@ enum Tasks {
 
 const CLUSTER: &str = "id name gitUrl branch path ageRecipient config createdAt";
 const ENVIRONMENT: &str = "id name cluster { id name } config createdAt";
-const DEPLOYMENT: &str =
-    "id name driver applicationVersion driverVersion { version } lifecycle state environment { id name } newestInstance { id sequence revision }";
-const TASK: &str = "id workflow state message sequence createdAt endedAt steps { name state attempt message startedAt endedAt }";
+const DEPLOYMENT: &str = "id name driver applicationVersion driverVersion { version } lifecycle state environment { id name } newestInstance { id sequence revision }";
+const TASK: &str =
+    "id workflow state message sequence createdAt endedAt steps { name state attempt message startedAt endedAt }";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -252,12 +252,16 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
                 json!({ "url": url, "branch": git_branch, "path": git_path, "username": git_username, "password": password })
             });
             let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient });
-            let query = format!("mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken cluster {{ {CLUSTER} }} }} }}");
+            let query = format!(
+                "mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken cluster {{ {CLUSTER} }} }} }}"
+            );
             let data = client.execute(&query, json!({ "input": input })).await?;
             show(output, &data["createCluster"])
         }
         Clusters::Update { id, patch, age_recipient } => {
-            let query = format!("mutation($id: ID!, $config: ConfigPatch, $recipient: String) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient) {{ {CLUSTER} }} }}");
+            let query = format!(
+                "mutation($id: ID!, $config: ConfigPatch, $recipient: String) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient) {{ {CLUSTER} }} }}"
+            );
             let variables = json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient });
             show(output, &client.execute(&query, variables).await?["updateCluster"])
         }
@@ -272,12 +276,16 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
 async fn environments(client: &Client, output: Output, command: Environments) -> anyhow::Result<()> {
     match command {
         Environments::Create { name, cluster, config } => {
-            let query = format!("mutation($cluster: ID!, $name: String!, $config: JSON) {{ createEnvironment(cluster: $cluster, name: $name, config: $config) {{ {ENVIRONMENT} }} }}");
+            let query = format!(
+                "mutation($cluster: ID!, $name: String!, $config: JSON) {{ createEnvironment(cluster: $cluster, name: $name, config: $config) {{ {ENVIRONMENT} }} }}"
+            );
             let variables = json!({ "cluster": cluster, "name": name, "config": object(config)? });
             show(output, &client.execute(&query, variables).await?["createEnvironment"])
         }
         Environments::Update { id, patch } => {
-            let query = format!("mutation($id: ID!, $config: ConfigPatch!) {{ updateEnvironment(id: $id, config: $config) {{ {ENVIRONMENT} }} }}");
+            let query = format!(
+                "mutation($id: ID!, $config: ConfigPatch!) {{ updateEnvironment(id: $id, config: $config) {{ {ENVIRONMENT} }} }}"
+            );
             let variables = json!({ "id": id, "config": patch_input(patch)? });
             show(output, &client.execute(&query, variables).await?["updateEnvironment"])
         }
@@ -292,23 +300,37 @@ async fn environments(client: &Client, output: Output, command: Environments) ->
 async fn deployments(client: &Client, output: Output, command: Deployments) -> anyhow::Result<()> {
     let payload = format!("{{ deployment {{ {DEPLOYMENT} }} task {{ id }} }}");
     let (field, query, variables, wait) = match command {
-        Deployments::Create { driver, application_version, environment, name, config, parameters, driver_version, wait } => {
+        Deployments::Create {
+            driver,
+            application_version,
+            environment,
+            name,
+            config,
+            parameters,
+            driver_version,
+            wait,
+        } => {
             let input = json!({
                 "environment": environment, "name": name, "driver": driver, "applicationVersion": application_version,
                 "driverVersion": driver_version, "config": object(config)?, "parameters": parameter_input(&parameters)?,
             });
-            let query = format!("mutation($input: CreateDeploymentInput!) {{ createDeployment(input: $input) {payload} }}");
+            let query =
+                format!("mutation($input: CreateDeploymentInput!) {{ createDeployment(input: $input) {payload} }}");
             ("createDeployment", query, json!({ "input": input }), wait)
         }
         Deployments::Update { id, patch, parameters, remove_parameter, wait } => {
             let input = json!({
                 "config": patch_input(patch)?, "parameters": parameter_input(&parameters)?, "removeParameters": remove_parameter,
             });
-            let query = format!("mutation($id: ID!, $input: UpdateDeploymentInput!) {{ updateDeployment(id: $id, input: $input) {payload} }}");
+            let query = format!(
+                "mutation($id: ID!, $input: UpdateDeploymentInput!) {{ updateDeployment(id: $id, input: $input) {payload} }}"
+            );
             ("updateDeployment", query, json!({ "id": id, "input": input }), wait)
         }
         Deployments::Upgrade { id, application_version, driver_version, wait } => {
-            let query = format!("mutation($id: ID!, $version: String, $driver: String) {{ upgradeDeployment(id: $id, applicationVersion: $version, driverVersion: $driver) {payload} }}");
+            let query = format!(
+                "mutation($id: ID!, $version: String, $driver: String) {{ upgradeDeployment(id: $id, applicationVersion: $version, driverVersion: $driver) {payload} }}"
+            );
             let variables = json!({ "id": id, "version": application_version, "driver": driver_version });
             ("upgradeDeployment", query, variables, wait)
         }
@@ -317,7 +339,9 @@ async fn deployments(client: &Client, output: Output, command: Deployments) -> a
             ("deleteDeployment", query, json!({ "id": id }), wait)
         }
         Deployments::Get { id: Some(id) } => {
-            let query = format!("query($id: ID!) {{ deployment(id: $id) {{ {DEPLOYMENT} values {{ field value origin }} tasks(first: 5) {{ nodes {{ id workflow state message }} }} }} }}");
+            let query = format!(
+                "query($id: ID!) {{ deployment(id: $id) {{ {DEPLOYMENT} values {{ field value origin }} tasks(first: 5) {{ nodes {{ id workflow state message }} }} }} }}"
+            );
             return show(output, &found("deployment", &id, &client.execute(&query, json!({ "id": id })).await?)?);
         }
         Deployments::Get { id: None } => return show(output, &all(client, "deployments", DEPLOYMENT).await?),
@@ -367,7 +391,9 @@ async fn wait_for(client: &Client, output: Output, task: &str, until: Until, tim
 
 /// All pages of a list.
 async fn all(client: &Client, list: &str, fields: &str) -> anyhow::Result<Value> {
-    let query = format!("query($after: String) {{ {list}(first: 200, after: $after) {{ nodes {{ {fields} }} pageInfo {{ hasNextPage endCursor }} }} }}");
+    let query = format!(
+        "query($after: String) {{ {list}(first: 200, after: $after) {{ nodes {{ {fields} }} pageInfo {{ hasNextPage endCursor }} }} }}"
+    );
     let (mut nodes, mut after) = (Vec::new(), Value::Null);
     loop {
         let data = client.execute(&query, json!({ "after": after })).await?;

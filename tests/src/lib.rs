@@ -1,1 +1,53 @@
-//! Placeholder
+//! The harness of the end-to-end tests and benchmarks: real servers, real Git, real databases.
+//!
+//! Everything runs below a temporary folder, on loopback, and ends with the test process, however
+//! that ends: children carry a parent-death signal. What may not enter: anything that the product
+//! needs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a harness fails loudly")]
+
+pub mod git;
+pub mod postgres;
+pub mod remote;
+pub mod server;
+pub mod tools;
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// A free port on loopback.
+#[must_use]
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// An HTTP client for what is not GraphQL.
+#[must_use]
+pub fn http() -> reqwest::Client {
+    styrmin_client::choose_tls();
+    reqwest::Client::builder().timeout(Duration::from_secs(60)).build().unwrap()
+}
+
+/// A child process that dies with this one.
+#[must_use]
+pub fn child(program: &str) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", program]).kill_on_drop(true);
+    command
+}
+
+/// Waits until `look` gives something; on the time limit, panics with what was seen instead.
+pub async fn eventually<T, S: std::fmt::Debug>(
+    what: &str,
+    limit: Duration,
+    mut look: impl AsyncFnMut() -> Result<T, S>,
+) -> T {
+    let end = Instant::now() + limit;
+    loop {
+        match look().await {
+            Ok(found) => return found,
+            Err(seen) if Instant::now() > end => panic!("{what}: not within {limit:?}; seen instead: {seen:?}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}

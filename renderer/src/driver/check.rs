@@ -159,6 +159,9 @@ fn check_sizes(files: &BTreeMap<String, String>) -> Result<(), Vec<FileProblem>>
         if size > FILE_MAX {
             problem(name, format!("has {size} bytes, at most {FILE_MAX} are possible"));
         }
+        if let Some(found) = files.get(name).and_then(|text| yaml::uncarriable(text)) {
+            problem(name, format!("contains the character U+{:04X}, which Flux cannot carry", u32::from(found)));
+        }
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
@@ -211,11 +214,7 @@ impl Checker<'_> {
         }
     }
 
-    fn check_file(
-        &mut self,
-        file: &DriverFile,
-        files: &BTreeMap<String, String>,
-    ) -> Option<(Version, VersionReq)> {
+    fn check_file(&mut self, file: &DriverFile, files: &BTreeMap<String, String>) -> Option<(Version, VersionReq)> {
         let key = |name: &str| vec![Segment::Key(name.to_owned())];
         if file.api_version != "styrmin.io/v1" {
             self.problem(&key("apiVersion"), "must be styrmin.io/v1");
@@ -229,9 +228,8 @@ impl Checker<'_> {
         let spec = &file.spec;
         let version = Version::parse(&spec.version)
             .map_err(|error| format!("\"{}\" is not a semantic version such as 1.2.0: {error}", spec.version));
-        let supported = VersionReq::parse(&spec.supported_versions).map_err(|error| {
-            format!("\"{}\" is not a range such as >=0.1, <1.0: {error}", spec.supported_versions)
-        });
+        let supported = VersionReq::parse(&spec.supported_versions)
+            .map_err(|error| format!("\"{}\" is not a range such as >=0.1, <1.0: {error}", spec.supported_versions));
         if let Err(message) = &version {
             self.problem(&at(&[&"version"]), message.clone());
         }
@@ -617,12 +615,24 @@ spec:
         let cases = [
             ("version: 1.0.0\n", "version: one\n", "driver.styrmin.yml:6: spec.version: "),
             (">=0.1, <2", "about 2", "driver.styrmin.yml:7: spec.supported_versions: "),
-            ("location: chart", "location: charts", "driver.styrmin.yml:9: spec.helm.main.location: there is no charts/Chart.yaml"),
+            (
+                "location: chart",
+                "location: charts",
+                "driver.styrmin.yml:9: spec.helm.main.location: there is no charts/Chart.yaml",
+            ),
             ("location: chart", "location: https://x", "spec.helm.main.location: is a repository"),
             ("name: http,", "name: Http,", "driver.styrmin.yml:15: spec.services[0].name: "),
-            ("port: 80, component: web}", "port: 80, component: db}", "spec.services[0].component: \"db\" is not one of spec.components"),
+            (
+                "port: 80, component: web}",
+                "port: 80, component: db}",
+                "spec.services[0].component: \"db\" is not one of spec.components",
+            ),
             ("port: 80", "port: 0", "driver.styrmin.yml:15: spec.services[0].port: "),
-            ("default: nginx", "default: 3", "driver.styrmin.yml:17: spec.parameters[0].default: must be of kind string"),
+            (
+                "default: nginx",
+                "default: 3",
+                "driver.styrmin.yml:17: spec.parameters[0].default: must be of kind string",
+            ),
             ("secret: true", "secret: true, default: x", "spec.parameters[1].default: a secret has no default"),
             ("schema: {minLength: 1}", "schema: {$ref: 'https://example.com/x'}", "spec.parameters[0].schema: "),
             ("kind: http", "kind: udp", "driver.styrmin.yml:15: "),

@@ -37,17 +37,13 @@ pub fn application_version(text: &str) -> Option<Version> {
 /// Whether a driver with these `supported` versions can deploy `version`.
 #[must_use]
 pub fn supports(supported: &VersionReq, version: &str) -> bool {
-    *supported == VersionReq::STAR
-        || application_version(version).is_some_and(|version| supported.matches(&version))
+    *supported == VersionReq::STAR || application_version(version).is_some_and(|version| supported.matches(&version))
 }
 
 /// The version that a deployment gets: the highest `spec.version` that supports
 /// `application_version`; of equal ones (build metadata aside) the one given last.
 #[must_use]
-pub fn select<'a>(
-    candidates: impl IntoIterator<Item = &'a Driver>,
-    application_version: &str,
-) -> Option<&'a Driver> {
+pub fn select<'a>(candidates: impl IntoIterator<Item = &'a Driver>, application_version: &str) -> Option<&'a Driver> {
     candidates
         .into_iter()
         .filter(|driver| supports(&driver.supported, application_version))

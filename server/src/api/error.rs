@@ -36,9 +36,10 @@ pub(super) fn change(error: ChangeError) -> Error {
         ChangeError::NotFound { .. } => coded(message, "NOT_FOUND"),
         ChangeError::BaseMoved(moved) => coded(message, "CONFLICT").extend_with(|_, extensions| {
             extensions.set("base", as_value(json!({ "instanceId": moved.base.0, "sequence": moved.base.1 })));
-            let newest = moved.newest.as_ref().map(|(id, sequence, author)| {
-                json!({ "instanceId": id, "sequence": sequence, "author": author })
-            });
+            let newest = moved
+                .newest
+                .as_ref()
+                .map(|(id, sequence, author)| json!({ "instanceId": id, "sequence": sequence, "author": author }));
             extensions.set("newest", as_value(json!(newest)));
             let changes: Vec<_> = moved
                 .changes
@@ -50,6 +51,22 @@ pub(super) fn change(error: ChangeError) -> Error {
         ChangeError::Busy => coded(message, "BUSY"),
         ChangeError::Store(cause) => internal(&cause),
         ChangeError::Internal(cause) => internal(&format!("{cause:#}")),
+    }
+}
+
+/// The limits of a query in words; the library's own messages name no remedy.
+pub(super) fn explain_limits(response: &mut async_graphql::Response) {
+    for error in &mut response.errors {
+        let limit = match error.message.trim_end_matches('.').to_lowercase().as_str() {
+            "recursion limit exceeded"
+            | "the recursion depth of the query cannot be greater than `24`"
+            | "query is nested too deep" => {
+                "the query is nested too deeply; ask for deeper objects by their id in a query of their own"
+            }
+            "query is too complex" => "the query is too complex; ask for fewer objects or fields at once",
+            _ => continue,
+        };
+        error.message = limit.to_owned();
     }
 }
 

@@ -53,7 +53,10 @@ pub(super) async fn serve(
     if let Caller::Agent { cluster: own } = &caller
         && (pushes || cluster.as_ref().is_none_or(|cluster| cluster.id != *own))
     {
-        return problem(StatusCode::FORBIDDEN, "an agent's token reads the repository of its own cluster, and nothing else");
+        return problem(
+            StatusCode::FORBIDDEN,
+            "an agent's token reads the repository of its own cluster, and nothing else",
+        );
     }
     let Some(cluster) = cluster else {
         return problem(StatusCode::NOT_FOUND, &format!("this server hosts no repository of a cluster \"{name}\""));

@@ -1,10 +1,10 @@
 //! The GraphQL schema: queries read the store, mutations call `changes`.
 
+use super::Api;
 use super::error::{change as refused, coded, store as failed};
 use super::objects::{
     Cluster, Deployment, Driver, DriverProblem, Environment, Instance, InstanceDiff, Page, PageInfo, Task,
 };
-use super::Api;
 use crate::auth::{self, Caller};
 use crate::changes::{Changed, CreateCluster, CreateDeployment, GitInput, UpdateDeployment};
 use crate::secrets::Plain;
@@ -300,7 +300,9 @@ impl Query {
         administrator(ctx)?;
         let catalog = api(ctx)?.drivers.catalog();
         let problems = catalog.problems.iter();
-        Ok(problems.map(|(folder, messages)| DriverProblem { folder: folder.clone(), messages: messages.clone() }).collect())
+        Ok(problems
+            .map(|(folder, messages)| DriverProblem { folder: folder.clone(), messages: messages.clone() })
+            .collect())
     }
 }
 
@@ -418,13 +420,19 @@ pub struct Mutation;
 #[Object]
 impl Mutation {
     /// Adds a token for another person.
-    async fn create_administrator_token(&self, ctx: &Context<'_>, name: String, email: String) -> Result<CreateTokenPayload> {
+    async fn create_administrator_token(
+        &self,
+        ctx: &Context<'_>,
+        name: String,
+        email: String,
+    ) -> Result<CreateTokenPayload> {
         administrator(ctx)?;
         auth::check_person(&name, &email)
             .map_err(|(field, message)| coded(format!("administrator token: {field}: {message}"), "INVALID"))?;
         let api = api(ctx)?;
         let person = Person { name, email };
-        let token = auth::create_administrator(api.store.as_ref(), api.clock.as_ref(), &person).await.map_err(failed)?;
+        let token =
+            auth::create_administrator(api.store.as_ref(), api.clock.as_ref(), &person).await.map_err(failed)?;
         Ok(CreateTokenPayload { token })
     }
 
@@ -535,7 +543,12 @@ impl Mutation {
     }
 
     /// Removes a deployment.
-    async fn delete_deployment(&self, ctx: &Context<'_>, id: ID, base_instance_id: Option<ID>) -> Result<ChangePayload> {
+    async fn delete_deployment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
         let author = administrator(ctx)?;
         let base = base_instance_id.as_ref().map(|id| id.as_str());
         Ok(api(ctx)?.changes.delete_deployment(&id, base, author).await.map_err(refused)?.into())

@@ -109,7 +109,10 @@ async fn graphql_request(State(state): State<Arc<AppState>>, request: Request) -
         }
     };
     match tokio::time::timeout(REQUEST_LIMIT, state.schema.execute(query.data(caller))).await {
-        Ok(response) => match serde_json::to_string(&response) {
+        Ok(mut response) => match serde_json::to_string({
+            error::explain_limits(&mut response);
+            &response
+        }) {
             Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
             Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         },

@@ -17,11 +17,11 @@ pub(super) fn time(millis: Millis) -> String {
 
 /// Where a list goes on.
 #[derive(SimpleObject)]
-pub struct PageInfo {
+pub(super) struct PageInfo {
     /// Whether there is more.
-    pub has_next_page: bool,
+    pub(super) has_next_page: bool,
     /// Hand it back as `after` for the next page.
-    pub end_cursor: Option<String>,
+    pub(super) end_cursor: Option<String>,
 }
 
 /// One page of a list.
@@ -31,15 +31,15 @@ pub struct PageInfo {
 #[graphql(concrete(name = "DeploymentPage", params(Deployment)))]
 #[graphql(concrete(name = "InstancePage", params(Instance)))]
 #[graphql(concrete(name = "TaskPage", params(Task)))]
-pub struct Page<T: OutputType> {
+pub(super) struct Page<T: OutputType> {
     /// The objects.
-    pub nodes: Vec<T>,
+    pub(super) nodes: Vec<T>,
     /// Where it goes on.
-    pub page_info: PageInfo,
+    pub(super) page_info: PageInfo,
 }
 
 /// A Kubernetes cluster and its repository.
-pub struct Cluster(pub store::Cluster);
+pub(super) struct Cluster(pub(super) store::Cluster);
 
 #[Object]
 impl Cluster {
@@ -72,13 +72,18 @@ impl Cluster {
         time(self.0.created_at)
     }
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
-    async fn environments(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Environment>> {
+    async fn environments(
+        &self,
+        ctx: &Context<'_>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Environment>> {
         graphql::environments(ctx, Some(&self.0.id), first, after).await
     }
 }
 
 /// A group of deployments in one cluster.
-pub struct Environment(pub store::Environment);
+pub(super) struct Environment(pub(super) store::Environment);
 
 #[Object]
 impl Environment {
@@ -99,14 +104,19 @@ impl Environment {
         time(self.0.created_at)
     }
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
-    async fn deployments(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Deployment>> {
+    async fn deployments(
+        &self,
+        ctx: &Context<'_>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Deployment>> {
         graphql::deployments(ctx, None, Some(&self.0.id), first, after).await
     }
 }
 
 /// Where a value was set.
 #[derive(Enum, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub(super) enum Origin {
     /// Styrmin's own default.
     Styrmin,
     /// The driver's default.
@@ -133,19 +143,19 @@ impl From<Level> for Origin {
 
 /// A resolved value and where it came from. A secret shows as its reference.
 #[derive(SimpleObject)]
-pub struct ResolvedValue {
+pub(super) struct ResolvedValue {
     /// `config.env_vars.LOG_LEVEL`, `parameters.image`.
-    pub field: String,
+    pub(super) field: String,
     /// The same as a JSON pointer.
-    pub pointer: String,
+    pub(super) pointer: String,
     /// The value.
-    pub value: Json<Value>,
+    pub(super) value: Json<Value>,
     /// Which level set it.
-    pub origin: Origin,
+    pub(super) origin: Origin,
 }
 
 /// What people edit: desired state.
-pub struct Deployment(pub store::Deployment);
+pub(super) struct Deployment(pub(super) store::Deployment);
 
 #[Object]
 impl Deployment {
@@ -220,7 +230,7 @@ async fn instance(ctx: &Context<'_>, id: Option<&str>) -> Result<Option<Instance
 }
 
 /// An immutable snapshot of the resolved configuration.
-pub struct Instance(pub store::Instance);
+pub(super) struct Instance(pub(super) store::Instance);
 
 impl Instance {
     fn resolved(&self) -> Vec<ResolvedValue> {
@@ -297,28 +307,28 @@ impl Instance {
 
 /// A person.
 #[derive(SimpleObject)]
-pub struct Author {
+pub(super) struct Author {
     /// Name.
-    pub name: String,
+    pub(super) name: String,
     /// Email.
-    pub email: String,
+    pub(super) email: String,
 }
 
 /// One value that differs between two instances.
 #[derive(SimpleObject)]
-pub struct ValueChange {
+pub(super) struct ValueChange {
     /// `context.parameters.image`.
-    pub field: String,
+    pub(super) field: String,
     /// The same as a JSON pointer into the spec.
-    pub pointer: String,
+    pub(super) pointer: String,
     /// Null when it was not there; look at `added`.
-    pub old: Option<Json<Value>>,
+    pub(super) old: Option<Json<Value>>,
     /// Null when it is no longer there; look at `removed`.
-    pub new: Option<Json<Value>>,
+    pub(super) new: Option<Json<Value>>,
     /// It was not there before.
-    pub added: bool,
+    pub(super) added: bool,
     /// It is no longer there.
-    pub removed: bool,
+    pub(super) removed: bool,
 }
 
 impl From<diff::Change> for ValueChange {
@@ -336,15 +346,15 @@ impl From<diff::Change> for ValueChange {
 
 /// What differs between two instances.
 #[derive(SimpleObject)]
-pub struct InstanceDiff {
+pub(super) struct InstanceDiff {
     /// Value by value.
-    pub changes: Vec<ValueChange>,
+    pub(super) changes: Vec<ValueChange>,
     /// The committed files as a unified diff.
-    pub document: String,
+    pub(super) document: String,
 }
 
 /// One change on its way.
-pub struct Task(pub store::Task);
+pub(super) struct Task(pub(super) store::Task);
 
 #[Object]
 impl Task {
@@ -386,19 +396,19 @@ impl Task {
 
 /// One step of a task.
 #[derive(SimpleObject)]
-pub struct Step {
+pub(super) struct Step {
     /// For people.
-    pub name: String,
+    pub(super) name: String,
     /// State.
-    pub state: StepState,
+    pub(super) state: StepState,
     /// 1 for the first.
-    pub attempt: i64,
+    pub(super) attempt: i64,
     /// For people; why it waits or failed.
-    pub message: Option<String>,
+    pub(super) message: Option<String>,
     /// When it began.
-    pub started_at: Option<String>,
+    pub(super) started_at: Option<String>,
     /// When it ended.
-    pub ended_at: Option<String>,
+    pub(super) ended_at: Option<String>,
 }
 
 impl From<store::Step> for Step {
@@ -417,9 +427,9 @@ impl From<store::Step> for Step {
 /// A driver and its versions.
 #[derive(SimpleObject)]
 #[graphql(complex)]
-pub struct Driver {
+pub(super) struct Driver {
     /// Its name.
-    pub name: String,
+    pub(super) name: String,
     #[graphql(skip)]
     pub(super) found: Vec<Arc<driver::Driver>>,
 }
@@ -433,7 +443,7 @@ impl Driver {
 }
 
 /// One version of a driver.
-pub struct DriverVersion(pub(super) Arc<driver::Driver>);
+pub(super) struct DriverVersion(pub(super) Arc<driver::Driver>);
 
 #[Object]
 impl DriverVersion {
@@ -483,32 +493,32 @@ impl DriverVersion {
 
 /// What people can set.
 #[derive(SimpleObject)]
-pub struct Parameter {
+pub(super) struct Parameter {
     /// Its name.
-    pub name: String,
+    pub(super) name: String,
     /// For people.
-    pub label: String,
+    pub(super) label: String,
     /// For people.
-    pub description: String,
+    pub(super) description: String,
     /// string, integer, number, boolean, enum, array or object.
-    pub kind: Json<driver::format::ParameterKind>,
+    pub(super) kind: Json<driver::format::ParameterKind>,
     /// It has no default.
-    pub required: bool,
+    pub(super) required: bool,
     /// Value when nobody sets one.
-    pub default: Option<Json<Value>>,
+    pub(super) default: Option<Json<Value>>,
     /// Choices of an enum.
-    pub values: Vec<Json<Value>>,
+    pub(super) values: Vec<Json<Value>>,
     /// JSON Schema in addition to the kind.
-    pub schema: Option<Json<Value>>,
+    pub(super) schema: Option<Json<Value>>,
     /// Encrypted, never shown.
-    pub secret: bool,
+    pub(super) secret: bool,
 }
 
 /// A folder that could not be loaded.
 #[derive(SimpleObject)]
-pub struct DriverProblem {
+pub(super) struct DriverProblem {
     /// Below the drivers folder.
-    pub folder: String,
+    pub(super) folder: String,
     /// File, line, field and what to do.
-    pub messages: Vec<String>,
+    pub(super) messages: Vec<String>,
 }

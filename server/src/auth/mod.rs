@@ -85,9 +85,7 @@ pub async fn authenticate(store: &dyn Store, headers: &HeaderMap) -> Result<Call
     let text = presented(headers).ok_or(AuthError::Missing)?;
     let token = store.token(&hash(&text)).await?.ok_or(AuthError::Unknown)?;
     match (token.kind, token.cluster_id) {
-        (TokenKind::Administrator, _) => {
-            Ok(Caller::Administrator(Person { name: token.name, email: token.email }))
-        }
+        (TokenKind::Administrator, _) => Ok(Caller::Administrator(Person { name: token.name, email: token.email })),
         (TokenKind::Agent, Some(cluster)) => Ok(Caller::Agent { cluster }),
         (TokenKind::Agent, None) => Err(AuthError::Unknown),
     }
@@ -100,7 +98,10 @@ pub async fn authenticate(store: &dyn Store, headers: &HeaderMap) -> Result<Call
 pub fn check_person(name: &str, email: &str) -> Result<(), (&'static str, String)> {
     let bad = |text: &str| text.chars().any(|c| c.is_control() || "<>".contains(c)) || text.len() > 200;
     if name.trim().is_empty() || bad(name) {
-        return Err(("name", format!("\"{}\" must be a person's name without '<', '>' and line breaks", name.escape_debug())));
+        return Err((
+            "name",
+            format!("\"{}\" must be a person's name without '<', '>' and line breaks", name.escape_debug()),
+        ));
     }
     if bad(email) || !email.contains('@') || email.contains(' ') {
         return Err(("email", format!("\"{}\" is not an email address", email.escape_debug())));
@@ -187,7 +188,9 @@ mod tests {
     #[test]
     fn names_that_would_forge_a_commit_are_refused() {
         assert!(check_person("Ann Example", "ann@example.com").is_ok());
-        for (name, email) in [("", "a@b"), ("Ann\nStyrmin-Instance: x", "a@b"), ("Ann <x>", "a@b"), ("Ann", "ab"), ("Ann", "a@b\n")] {
+        for (name, email) in
+            [("", "a@b"), ("Ann\nStyrmin-Instance: x", "a@b"), ("Ann <x>", "a@b"), ("Ann", "ab"), ("Ann", "a@b\n")]
+        {
             assert!(check_person(name, email).is_err(), "{name:?} {email:?}");
         }
     }

@@ -4,8 +4,8 @@
 use super::{ChangeError, Result, invalid, parse_id, split_secrets};
 use crate::secrets::{Plain, ServerKey, parameter_place, sops};
 use crate::store::{
-    Change, Cluster, Deployment, DeploymentState, Environment, Instance, InstanceState, Lifecycle, Millis,
-    Person, Secret, Target, Task, TaskState,
+    Change, Cluster, Deployment, DeploymentState, Environment, Instance, InstanceState, Lifecycle, Millis, Person,
+    Secret, Target, Task, TaskState,
 };
 use crate::tasks::machine;
 use anyhow::anyhow;
@@ -215,9 +215,8 @@ fn draft(
         matches!(newest.state, InstanceState::Pending | InstanceState::Committed | InstanceState::Active)
     });
     let recipients: Vec<String> = rows.cluster.age_recipient.iter().cloned().collect();
-    let stamp = (!secrets.is_empty()).then(|| {
-        canonical::digest(&json!({ "fingerprints": fingerprints, "recipients": recipients }))
-    });
+    let stamp = (!secrets.is_empty())
+        .then(|| canonical::digest(&json!({ "fingerprints": fingerprints, "recipients": recipients })));
     if on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp) {
         return Ok(None);
     }
@@ -226,7 +225,11 @@ fn draft(
         invalid(
             &object,
             "values",
-            format!("driver {} {} cannot render its values with this configuration: {error}", driver.name(), driver.version),
+            format!(
+                "driver {} {} cannot render its values with this configuration: {error}",
+                driver.name(),
+                driver.version
+            ),
         )
     })?;
     let workflow = plan::plan(rows.newest.as_ref().map(|newest| &newest.spec), Some(&spec), &driver.file.spec).workflow;
@@ -239,13 +242,7 @@ fn draft(
             _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, &recipients, key, timestamp)?,
         }),
     };
-    Ok(Some(Draft {
-        spec,
-        origins: resolution.origins,
-        secrets_file,
-        secrets_stamp: stamp,
-        workflow,
-    }))
+    Ok(Some(Draft { spec, origins: resolution.origins, secrets_file, secrets_stamp: stamp, workflow }))
 }
 
 #[expect(clippy::too_many_arguments, reason = "all of it is what a secrets file is made from")]
@@ -263,7 +260,10 @@ fn encrypt(
         return Err(invalid(
             object,
             format!("parameters.{}", secrets.keys().next().map_or("", String::as_str)),
-            format!("is a secret, and cluster \"{}\" has no age_recipient to encrypt it for; set one with updateCluster", rows.cluster.name),
+            format!(
+                "is a secret, and cluster \"{}\" has no age_recipient to encrypt it for; set one with updateCluster",
+                rows.cluster.name
+            ),
         ));
     }
     let mut values = BTreeMap::new();

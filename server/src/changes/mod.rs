@@ -19,8 +19,8 @@ use crate::drivers::{Drivers, SelectError};
 use crate::repository::{self, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
-    Cluster, Deployment, DeploymentState, Environment, Lifecycle, Person, Store, StoreError, Target,
-    Task, Token, TokenKind,
+    Cluster, Deployment, DeploymentState, Environment, Lifecycle, Person, Store, StoreError, Target, Task, Token,
+    TokenKind,
 };
 use crate::{auth, metrics};
 use compute::{Computation, Edit, Rows};
@@ -194,7 +194,11 @@ impl Changes {
         };
         match self.store.insert_cluster(&cluster, &agent, author).await {
             Err(StoreError::Exists) => {
-                return Err(invalid(object, "name", "is taken, or its repository, branch and path are; choose another"));
+                return Err(invalid(
+                    object,
+                    "name",
+                    "is taken, or its repository, branch and path are; choose another",
+                ));
             }
             other => other?,
         }
@@ -296,7 +300,11 @@ impl Changes {
         let target = Target { repository: cluster.repository, branch: cluster.branch };
         match self.store.insert_environment(&row, &target, author).await {
             Err(StoreError::Exists) => {
-                return Err(invalid(object, "name", format!("is taken in cluster \"{}\"; choose another", cluster.name)));
+                return Err(invalid(
+                    object,
+                    "name",
+                    format!("is taken in cluster \"{}\"; choose another", cluster.name),
+                ));
             }
             other => other?,
         }
@@ -425,13 +433,10 @@ impl Changes {
         self.edit(id, base, author, |rows| {
             let row = &rows.deployment;
             let wanted = application_version.unwrap_or(&row.application_version);
-            let (driver, version) = self
-                .drivers
-                .catalog()
-                .select(&row.driver_name, Some(wanted), driver_version)
-                .map_err(|SelectError { field, message }| {
-                    invalid(format!("deployment \"{}\"", row.name), field, message)
-                })?;
+            let (driver, version) =
+                self.drivers.catalog().select(&row.driver_name, Some(wanted), driver_version).map_err(
+                    |SelectError { field, message }| invalid(format!("deployment \"{}\"", row.name), field, message),
+                )?;
             let driver = Some((driver, version, driver_version.map(str::to_owned)));
             Ok(Edit { driver, ..Edit::default() })
         })
@@ -495,13 +500,12 @@ impl Changes {
         };
         let change = match tokio::task::spawn_blocking(move || compute::run(computation)).await {
             Ok(change) => change?,
-            Err(panic) => return Err(ChangeError::Internal(anyhow::anyhow!("the change could not be computed: {panic}"))),
+            Err(panic) => {
+                return Err(ChangeError::Internal(anyhow::anyhow!("the change could not be computed: {panic}")));
+            }
         };
-        let deployment = if change.is_nothing {
-            change.change.deployment
-        } else {
-            self.store.change(&change.change).await?
-        };
+        let deployment =
+            if change.is_nothing { change.change.deployment } else { self.store.change(&change.change).await? };
         let task = change.change.instance.map(|(_, task)| task);
         if let Some(task) = &task {
             crate::faults::point("after-transaction");
@@ -566,10 +570,7 @@ fn check_recipient(object: &str, recipient: Option<&str>) -> Result<()> {
 }
 
 /// Parameters of a mutation, by whether the driver declares them secret.
-fn split_secrets(
-    driver: &styrmin_renderer::driver::Driver,
-    parameters: &Object,
-) -> (Object, BTreeMap<String, Value>) {
+fn split_secrets(driver: &styrmin_renderer::driver::Driver, parameters: &Object) -> (Object, BTreeMap<String, Value>) {
     let (mut plain, mut secret) = (Object::new(), BTreeMap::new());
     for (name, value) in parameters {
         if driver.parameter(name).is_some_and(|parameter| parameter.secret) {

@@ -61,10 +61,8 @@ impl Catalog {
             });
         };
         let known: Vec<String> = versions.iter().map(|driver| driver.version.to_string()).collect();
-        let candidates: Vec<&Arc<Driver>> = versions
-            .iter()
-            .filter(|driver| pinned.is_none_or(|pin| driver.version.to_string() == pin))
-            .collect();
+        let candidates: Vec<&Arc<Driver>> =
+            versions.iter().filter(|driver| pinned.is_none_or(|pin| driver.version.to_string() == pin)).collect();
         if candidates.is_empty() {
             return Err(SelectError {
                 field: "driver_version",
@@ -184,7 +182,9 @@ impl Drivers {
             match Driver::from_files(row.files) {
                 Ok(driver) => catalog.add(driver),
                 // Loaded by another release with other rules: deployments that use it say so.
-                Err(found) => warn!(driver = row.name, version = row.version, problem = %found[0], "stored driver is not usable"),
+                Err(found) => {
+                    warn!(driver = row.name, version = row.version, problem = %found[0], "stored driver is not usable")
+                }
             }
         }
         let before = self.catalog();
@@ -288,7 +288,8 @@ fn read_files(folder: &Path) -> Result<BTreeMap<String, String>, String> {
     let mut waiting = vec![(folder.to_path_buf(), DEPTH * 2)];
     let mut total = 0;
     while let Some((current, depth)) = waiting.pop() {
-        let entries = std::fs::read_dir(&current).map_err(|error| format!("{}: {error}", relative(folder, &current)))?;
+        let entries =
+            std::fs::read_dir(&current).map_err(|error| format!("{}: {error}", relative(folder, &current)))?;
         for entry in entries.filter_map(Result::ok) {
             let path = entry.path();
             let name = relative(folder, &path);

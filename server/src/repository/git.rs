@@ -16,6 +16,9 @@ use tokio::process::Command;
 /// Most bytes kept of what git says.
 const OUTPUT_MAX: u64 = 1 << 20;
 
+/// First and last lines that people see of a longer output.
+const LINES: usize = 4;
+
 /// A remote repository and how to get in.
 #[derive(Clone)]
 pub struct Remote {
@@ -78,7 +81,20 @@ impl GitError {
 pub(super) fn command(directory: &Path) -> Command {
     let mut command = Command::new("git");
     command.env_clear();
-    for name in ["PATH", "HOME", "SSH_AUTH_SOCK", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"] {
+    for name in [
+        "PATH",
+        "HOME",
+        "SSH_AUTH_SOCK",
+        "HTTPS_PROXY",
+        "https_proxy",
+        "HTTP_PROXY",
+        "http_proxy",
+        "NO_PROXY",
+        "no_proxy",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "TMPDIR",
+    ] {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
         }
@@ -87,6 +103,8 @@ pub(super) fn command(directory: &Path) -> Command {
         .current_dir(directory)
         .env("LC_ALL", "C")
         .env("GIT_TERMINAL_PROMPT", "0")
+        // Asked for a password, it has none: git then says that authentication failed.
+        .env("GIT_ASKPASS", "true")
         .env("GIT_CONFIG_NOSYSTEM", "1")
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
         .env("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=20")
@@ -188,8 +206,14 @@ fn last_words(stderr: &str, stdout: &str) -> String {
     let mut lines: Vec<String> = stderr.lines().map(str::trim).filter(|line| !noise(line)).map(str::to_owned).collect();
     lines.extend(rejected);
     lines.dedup();
-    let start = lines.len().saturating_sub(6);
-    let text = lines[start..].join("; ");
+    // The first lines say what it is about, the last ones how it ended.
+    if lines.len() > 2 * LINES {
+        lines.splice(LINES..lines.len() - LINES, ["…".to_owned()]);
+    }
+    let mut text = lines.join("; ");
+    if text.contains("Authentication failed") {
+        text.push_str("; are the Git credentials of the cluster right?");
+    }
     if text.is_empty() { "git gave no reason".to_owned() } else { text.chars().take(1000).collect() }
 }
 

@@ -41,14 +41,19 @@ impl Location {
         let repository = canonical(url).map_err(|message| LocationProblem { field: "git.url", message })?;
         let branch = branch.unwrap_or(DEFAULT_BRANCH);
         if !git2::Reference::is_valid_name(&format!("refs/heads/{branch}")) || branch.starts_with('-') {
-            return Err(LocationProblem { field: "git.branch", message: format!("\"{branch}\" is not the name of a branch") });
+            return Err(LocationProblem {
+                field: "git.branch",
+                message: format!("\"{branch}\" is not the name of a branch"),
+            });
         }
         let path = path.unwrap_or_default().trim_matches('/');
-        let wrong = |part: &str| {
-            matches!(part, "" | "." | ".." | ".git") || part.chars().any(|c| c.is_control() || c == '\\')
-        };
+        let wrong =
+            |part: &str| matches!(part, "" | "." | ".." | ".git") || part.chars().any(|c| c.is_control() || c == '\\');
         if !path.is_empty() && path.split('/').any(wrong) {
-            return Err(LocationProblem { field: "git.path", message: format!("\"{path}\" is not a folder in a repository") });
+            return Err(LocationProblem {
+                field: "git.path",
+                message: format!("\"{path}\" is not a folder in a repository"),
+            });
         }
         Ok(Self { repository, branch: branch.to_owned(), path: path.to_owned() })
     }
@@ -56,9 +61,8 @@ impl Location {
 
 /// `https://H/r.git`, `https://h/r` and `git@h:r` are one repository.
 fn canonical(text: &str) -> Result<String, String> {
-    let shown = || {
-        "is not a Git URL; https://host/path, ssh://host/path, host:path and file:///path are possible".to_owned()
-    };
+    let shown =
+        || "is not a Git URL; https://host/path, ssh://host/path, host:path and file:///path are possible".to_owned();
     if text.len() > 2048 || text.chars().any(|c| c.is_control() || c.is_whitespace()) || text.starts_with('-') {
         return Err(shown());
     }
@@ -127,7 +131,15 @@ mod tests {
 
     #[test]
     fn every_spelling_is_one_repository() {
-        for url in ["https://Host.example/o/r", "https://host.example/o/r.git", "https://host.example/o/r/", "git@host.example:o/r", "host.example:o/r.git", "ssh://git@host.example/o/r.git", "ssh://git@host.example:22/o/r"] {
+        for url in [
+            "https://Host.example/o/r",
+            "https://host.example/o/r.git",
+            "https://host.example/o/r/",
+            "git@host.example:o/r",
+            "host.example:o/r.git",
+            "ssh://git@host.example/o/r.git",
+            "ssh://git@host.example:22/o/r",
+        ] {
             assert_eq!(repository(url).unwrap(), "host.example/o/r", "{url}");
         }
         assert_eq!(repository("http://127.0.0.1:3000/o/r.git").unwrap(), "127.0.0.1:3000/o/r");
@@ -137,7 +149,18 @@ mod tests {
 
     #[test]
     fn what_is_no_url_or_holds_credentials_is_refused() {
-        for url in ["", "host", "ext::sh -c x", "ext::x", "git://h/r", "https://", "https://h", "-oProxyCommand=x:y", "https://h/r?x=1", "https://h/r\n"] {
+        for url in [
+            "",
+            "host",
+            "ext::sh -c x",
+            "ext::x",
+            "git://h/r",
+            "https://",
+            "https://h",
+            "-oProxyCommand=x:y",
+            "https://h/r?x=1",
+            "https://h/r\n",
+        ] {
             assert!(repository(url).is_err(), "{url}");
         }
         for url in ["https://me@h/r", "https://me:pw@h/r", "ssh://git:pw@h/r"] {

@@ -145,7 +145,10 @@ mod tests {
             ..Message::default()
         };
         let text = message.text();
-        assert!(text.starts_with("Create 2, delete 1 deployments\n\n- set up environment prod\n- create deployment a "), "{text}");
+        assert!(
+            text.starts_with("Create 2, delete 1 deployments\n\n- set up environment prod\n- create deployment a "),
+            "{text}"
+        );
         assert_eq!(text.matches("Styrmin-Instance: ").count(), 3);
         assert_eq!(message.single_author([]), None);
     }

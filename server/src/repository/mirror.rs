@@ -34,7 +34,9 @@ impl Mirror {
             }
             Repository::init_bare(&path)?;
         }
-        for lock in ["HEAD.lock", "config.lock", "packed-refs.lock", "shallow.lock", "FETCH_HEAD.lock", "refs/styrmin/tip.lock"] {
+        for lock in
+            ["HEAD.lock", "config.lock", "packed-refs.lock", "shallow.lock", "FETCH_HEAD.lock", "refs/styrmin/tip.lock"]
+        {
             match std::fs::remove_file(path.join(lock)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
                 _ => {}
@@ -64,8 +66,15 @@ impl Mirror {
     /// When the remote does not answer or refuses.
     pub async fn fetch(&self) -> Result<Option<Oid>, GitError> {
         let from = format!("+refs/heads/{}:{TIP}", self.branch);
-        let arguments =
-            ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", &self.remote.url, &from];
+        let arguments = [
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--no-auto-maintenance",
+            &self.remote.url,
+            &from,
+        ];
         let Err(error) = self.git("fetching from the repository", &arguments).await else {
             return Ok(self.tip());
         };
@@ -155,7 +164,8 @@ impl Mirror {
             .collect()
     }
 
-    /// A commit of `edits` on `tip`; `None` when they change nothing.
+    #[expect(clippy::too_many_arguments, reason = "all of it is what a commit consists of")]
+    /// A commit of `edits` on `tip`; `None` when they change nothing, unless `anyway`.
     ///
     /// # Errors
     /// When an object cannot be read or written.
@@ -163,6 +173,7 @@ impl Mirror {
         &self,
         tip: Option<Oid>,
         edits: &Edits,
+        anyway: bool,
         message: &str,
         author: &Signature,
         committer: &Signature,
@@ -171,7 +182,7 @@ impl Mirror {
         let repository = Repository::open_bare(&self.path)?;
         let base = tip.map(|id| repository.find_commit(id)?.tree()).transpose()?;
         let tree = splice::splice(&repository, base.as_ref(), edits)?;
-        if base.as_ref().map(git2::Tree::id) == Some(tree) {
+        if !anyway && base.as_ref().map(git2::Tree::id) == Some(tree) {
             return Ok(None);
         }
         splice::commit(&repository, tree, tip, message, author, committer, seconds).map(Some)

@@ -158,11 +158,7 @@ mod tests {
     }
 
     fn edit() -> impl Strategy<Value = Edit> {
-        prop_oneof![
-            "[x-z]{1,2}".prop_map(Edit::Write),
-            "[x-z]{1,2}".prop_map(Edit::Keep),
-            Just(Edit::Remove)
-        ]
+        prop_oneof!["[x-z]{1,2}".prop_map(Edit::Write), "[x-z]{1,2}".prop_map(Edit::Keep), Just(Edit::Remove)]
     }
 
     proptest! {

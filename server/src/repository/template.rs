@@ -32,10 +32,7 @@ pub(super) fn cluster(row: &Cluster, url: &str) -> anyhow::Result<Edits> {
         ("cluster/agent/README.md", AGENT_README.to_owned()),
         ("cluster/namespace.yaml", yaml::to_string(&objects::system_namespace())?),
     ];
-    Ok(files
-        .into_iter()
-        .map(|(path, content)| (layout::below(&row.path, path), Edit::Keep(content)))
-        .collect())
+    Ok(files.into_iter().map(|(path, content)| (layout::below(&row.path, path), Edit::Keep(content))).collect())
 }
 
 /// Namespace, shards and keep objects of an environment.
@@ -43,8 +40,7 @@ pub(super) fn cluster(row: &Cluster, url: &str) -> anyhow::Result<Edits> {
 /// # Errors
 /// When an object cannot be written as YAML.
 pub(super) fn environment(row: &Environment, prefix: &str) -> anyhow::Result<Edits> {
-    let id: EnvironmentId =
-        row.id.parse().map_err(anyhow::Error::msg).context("stored environment")?;
+    let id: EnvironmentId = row.id.parse().map_err(anyhow::Error::msg).context("stored environment")?;
     let mut objects = vec![objects::environment_namespace(&id, &row.name)];
     let mut edits = Edits::new();
     for shard in 0..row.shards() {
@@ -54,9 +50,6 @@ pub(super) fn environment(row: &Environment, prefix: &str) -> anyhow::Result<Edi
             Edit::Write(yaml::to_string(&objects::shard_keep(&id, shard))?),
         );
     }
-    edits.insert(
-        layout::below(prefix, &layout::environment_file(&id)),
-        Edit::Write(objects::documents(&objects)?),
-    );
+    edits.insert(layout::below(prefix, &layout::environment_file(&id)), Edit::Write(objects::documents(&objects)?));
     Ok(edits)
 }

@@ -12,8 +12,8 @@ use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::secrets::{ServerKey, credentials_place};
 use crate::store::{
-    Batch, BatchRows, BatchState, Cluster, InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed, Store,
-    StoreError, Target, Task,
+    Batch, BatchRows, BatchState, Cluster, InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed, Store, StoreError,
+    Target, Task,
 };
 use crate::tasks::machine::{self, Event};
 use crate::{faults, metrics};
@@ -186,6 +186,8 @@ struct Work {
     rows: BatchRows,
     /// Rows whose wish the repository fulfils already.
     quiet: BatchRows,
+    /// A commit is needed even when it changes no file.
+    anyway: bool,
 }
 
 impl Writer {
@@ -214,7 +216,11 @@ impl Writer {
                     metrics::push_failed(error.cause());
                     let wait = pause;
                     pause = (pause * 2).min(self.shared.settings.retry_most);
-                    warn!(error = error.to_string(), retry_in_ms = wait.as_millis() as u64, "changes wait for the repository");
+                    warn!(
+                        error = error.to_string(),
+                        retry_in_ms = wait.as_millis() as u64,
+                        "changes wait for the repository"
+                    );
                     self.explain(&error, wait).await;
                     wait
                 }
@@ -232,11 +238,8 @@ impl Writer {
         let message = format!("Waiting for the repository: {error}; trying again in {} s", wait.as_secs().max(1));
         let waiting = async {
             let rows = self.shared.store.outbox(&self.target, BATCH_MAX).await?;
-            let instances: Vec<String> = rows
-                .into_iter()
-                .filter(|row| row.kind == OutboxKind::Instance)
-                .map(|row| row.subject_id)
-                .collect();
+            let instances: Vec<String> =
+                rows.into_iter().filter(|row| row.kind == OutboxKind::Instance).map(|row| row.subject_id).collect();
             self.shared.store.explain_waiting(&instances, &message).await
         };
         if let Err(error) = waiting.await {
@@ -262,7 +265,7 @@ impl Writer {
             self.tip = Some(tip);
             return Ok(Outcome::Again);
         }
-        let work = self.plan(&mirror, tip, rows, &clusters).await?;
+        let work = self.plan(&mirror, tip, rows, &open, &clusters).await?;
         if !work.quiet.outbox.is_empty() {
             let revision = tip.map(|id| id.to_string());
             self.finish(None, revision.as_deref(), &work.quiet).await?;
@@ -289,7 +292,7 @@ impl Writer {
             let committed = spawn_blocking(move || {
                 let text = work.message.text();
                 mirror
-                    .commit(tip, &work.edits, &text, &author, &committer, now.div_euclid(1000))
+                    .commit(tip, &work.edits, work.anyway, &text, &author, &committer, now.div_euclid(1000))
                     .map(|commit| (commit, work.rows))
             });
             committed.await.context("the commit could not be made")??
@@ -345,7 +348,9 @@ impl Writer {
         self.moved = 0;
         match answer {
             Err(error) => Err(error.into()),
-            Ok(()) => Err(anyhow::anyhow!("the repository accepted the push, but its branch does not have the commit").into()),
+            Ok(()) => {
+                Err(anyhow::anyhow!("the repository accepted the push, but its branch does not have the commit").into())
+            }
         }
     }
 
@@ -367,10 +372,13 @@ impl Writer {
         let found = match tip {
             None => HashSet::new(),
             Some(tip) => {
-                let known: Vec<Oid> = first.base.iter().map(|id| Oid::from_str(id)).collect::<std::result::Result<_, _>>()?;
+                let known: Vec<Oid> =
+                    first.base.iter().map(|id| Oid::from_str(id)).collect::<std::result::Result<_, _>>()?;
                 let mirror = mirror.clone();
                 let ids: HashSet<Oid> = wanted.keys().copied().collect();
-                spawn_blocking(move || mirror.in_history(tip, &known, &ids)).await.context("the history could not be read")??
+                spawn_blocking(move || mirror.in_history(tip, &known, &ids))
+                    .await
+                    .context("the history could not be read")??
             }
         };
         for (id, batch) in &wanted {
@@ -424,7 +432,10 @@ impl Writer {
             let superseded: HashSet<&String> = rows.superseded.iter().collect();
             for mut task in store.running_tasks(&deployment, named.unwrap_or(by)).await? {
                 let event = if named == Some(task.sequence) {
-                    commit.map_or(Event::NothingToWrite, |revision| Event::Pushed { revision, branch: &self.target.branch })
+                    commit.map_or(Event::NothingToWrite, |revision| Event::Pushed {
+                        revision,
+                        branch: &self.target.branch,
+                    })
                 } else if named.is_some() || superseded.contains(&task.instance_id) {
                     Event::Superseded { by }
                 } else {
@@ -482,6 +493,7 @@ impl Writer {
         mirror: &Mirror,
         tip: Option<Oid>,
         rows: Vec<OutboxRow>,
+        open: &[Batch],
         clusters: &HashMap<String, Cluster>,
     ) -> Result<Work> {
         let mut work = Work::default();
@@ -535,14 +547,26 @@ impl Writer {
         let newest: Vec<InstanceToWrite> = newest.into_values().collect();
         let folders = newest.iter().map(|item| folder(item, clusters)).collect::<anyhow::Result<Vec<_>>>()?;
         let existing = {
-            let (mirror, paths) = (mirror.clone(), folders.iter().map(|folder| format!("{folder}/{}", layout::DEPLOYMENT_FILE)).collect::<Vec<_>>());
+            let (mirror, paths) = (
+                mirror.clone(),
+                folders.iter().map(|folder| format!("{folder}/{}", layout::DEPLOYMENT_FILE)).collect::<Vec<_>>(),
+            );
             spawn_blocking(move || mirror.read(tip, &paths)).await.context("the repository could not be read")??
         };
         let catalog = self.shared.drivers.catalog();
+        let in_flight: Vec<String> = open.iter().flat_map(|batch| batch.rows.instances.clone()).collect();
+        let in_flight = self.shared.store.instances_to_write(&in_flight).await?;
+        let in_flight: HashSet<&str> = in_flight.iter().map(|item| item.instance.deployment_id.as_str()).collect();
         let mut seen = HashSet::new();
         for ((item, folder), text) in newest.iter().zip(&folders).zip(&existing) {
-            let there = text.as_deref().and_then(|text| spec::read_committed(text).ok());
-            place_instance(&mut work, item, folder, text.is_some(), there.as_ref(), &instance_rows);
+            let place = Place {
+                folder,
+                exists: text.is_some(),
+                committed: text.as_deref().and_then(|text| spec::read_committed(text).ok()),
+                may_arrive: item.written || in_flight.contains(item.instance.deployment_id.as_str()),
+                row: instance_rows.get(&item.instance.id).copied(),
+            };
+            place_instance(&mut work, item, &place);
             let digest = &item.instance.spec.driver.digest;
             if item.instance.document.is_some()
                 && seen.insert((item.cluster_id.clone(), digest.clone()))
@@ -564,35 +588,44 @@ fn folder(item: &InstanceToWrite, clusters: &HashMap<String, Cluster>) -> anyhow
     Ok(layout::below(prefix, &layout::deployment_folder(&environment, shard, &deployment)))
 }
 
-/// Adds one instance to the work: its files, or the absence of its deployment's.
-fn place_instance(
-    work: &mut Work,
-    item: &InstanceToWrite,
-    folder: &str,
+/// What is known about the place of one instance in the repository.
+struct Place<'a> {
+    /// Folder of the deployment.
+    folder: &'a str,
+    /// The deployment's file is at the tip.
     exists: bool,
-    there: Option<&Committed>,
-    rows: &HashMap<String, i64>,
-) {
+    /// What it says, when it can be read.
+    committed: Option<Committed>,
+    /// An earlier instance was written, or its push is perhaps still under way.
+    may_arrive: bool,
+    /// Outbox row of the instance.
+    row: Option<i64>,
+}
+
+/// Adds one instance to the work: its files, or the absence of its deployment's.
+fn place_instance(work: &mut Work, item: &InstanceToWrite, place: &Place<'_>) {
     let instance = &item.instance;
     let sequence = u64::try_from(instance.sequence).unwrap_or_default();
     // Another replica wrote a newer one of ours. A number that we never gave is a person's edit.
-    let newer = there.is_some_and(|file| {
+    let newer = place.committed.as_ref().is_some_and(|file| {
         file.sequence > sequence && i64::try_from(file.sequence).is_ok_and(|file| file <= item.last_sequence)
     });
     if newer {
         work.rows.superseded.push(instance.id.clone());
         return;
     }
-    let file = |name: &str| format!("{folder}/{name}");
-    let absent = instance.document.is_none() && !exists;
-    if absent || there.is_some_and(|file| file.instance_id == instance.id) {
+    let absent = instance.document.is_none() && !place.exists;
+    let there = place.committed.as_ref().is_some_and(|file| file.instance_id == instance.id);
+    if there || (absent && !place.may_arrive) {
         // Nothing to do for it: its row leaves without being named in a commit.
-        let row = rows.get(&instance.id).copied();
-        work.rows.outbox.retain(|id| Some(*id) != row);
-        work.quiet.outbox.extend(row);
+        work.rows.outbox.retain(|id| Some(*id) != place.row);
+        work.quiet.outbox.extend(place.row);
         work.quiet.instances.push(instance.id.clone());
         return;
     }
+    // A removal that finds nothing, while an earlier push may still arrive: only a commit on this
+    // tip makes sure that it cannot.
+    work.anyway |= absent;
     for (name, content) in
         [(layout::DEPLOYMENT_FILE, &instance.document), (layout::SECRETS_FILE, &instance.secrets_file)]
     {
@@ -600,7 +633,7 @@ fn place_instance(
             Some(text) if instance.document.is_some() => Edit::Write(text.clone()),
             _ => Edit::Remove,
         };
-        work.edits.insert(file(name), edit);
+        work.edits.insert(format!("{}/{name}", place.folder), edit);
     }
     work.rows.instances.push(instance.id.clone());
     work.message.entries.push(Entry {

@@ -1,7 +1,7 @@
 //! Everything that Styrmin remembers.
 //!
 //! This file has the rows and the trait; `sqlite` and `postgres` implement it with one text of SQL
-//! (`sql.rs`, compiled for each), and one conformance suite (`server/tests/store.rs`) runs on both.
+//! (`sql.rs`, compiled for each), and one conformance suite (`tests/tests/store.rs`) runs on both.
 //! What must never enter: decisions. A caller computes outside and commits here, inside one short
 //! transaction that verifies the versions it computed from; a version that moved is
 //! [`StoreError::Conflict`], and the caller computes again.
@@ -508,6 +508,8 @@ pub struct InstanceToWrite {
     pub deployment_name: String,
     /// Newest sequence of its deployment: a file with a higher one is not ours.
     pub last_sequence: i64,
+    /// Whether an instance of its deployment is known to have reached the repository.
+    pub written: bool,
 }
 
 /// A change of one deployment: all of it is stored, or nothing.

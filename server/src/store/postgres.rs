@@ -19,11 +19,7 @@ macro_rules! for_share {
 pub(super) use for_share;
 
 pub(super) async fn open(url: &str) -> Result<sql::SqlStore> {
-    let pool = PgPoolOptions::new()
-        .max_connections(16)
-        .acquire_timeout(Duration::from_secs(60))
-        .connect(url)
-        .await?;
+    let pool = PgPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(60)).connect(url).await?;
     sqlx::migrate!("migrations/postgres").run(&pool).await?;
     Ok(sql::SqlStore { writer: pool.clone(), reader: pool })
 }

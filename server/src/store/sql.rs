@@ -3,9 +3,8 @@
 
 use super::{BEGIN, Db, for_share};
 use crate::store::{
-    After, Batch, Change, Cluster, Deployment, DriverVersion, Environment, Instance,
-    InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed, Result, Secret, Step, Store,
-    StoreError, Target, Task, Token, TokenKind,
+    After, Batch, Change, Cluster, Deployment, DriverVersion, Environment, Instance, InstanceToWrite, OutboxKind,
+    OutboxRow, Person, Pushed, Result, Secret, Step, Store, StoreError, Target, Task, Token, TokenKind,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
@@ -321,10 +320,12 @@ impl Store for SqlStore {
     }
 
     async fn cluster(&self, id_or_name: &str) -> Result<Option<Cluster>> {
-        Ok(sqlx::query_as("SELECT * FROM clusters WHERE id = $1 OR name = $1 ORDER BY (CASE WHEN id = $1 THEN 0 ELSE 1 END) LIMIT 1")
-            .bind(id_or_name)
-            .fetch_optional(&self.reader)
-            .await?)
+        Ok(sqlx::query_as(
+            "SELECT * FROM clusters WHERE id = $1 OR name = $1 ORDER BY (CASE WHEN id = $1 THEN 0 ELSE 1 END) LIMIT 1",
+        )
+        .bind(id_or_name)
+        .fetch_optional(&self.reader)
+        .await?)
     }
 
     async fn clusters_in(&self, target: &Target) -> Result<Vec<Cluster>> {
@@ -366,14 +367,13 @@ impl Store for SqlStore {
     }
 
     async fn update_environment(&self, environment: &Environment) -> Result<()> {
-        let done = sqlx::query(
-            "UPDATE environments SET config = $3, version = version + 1 WHERE id = $1 AND version = $2",
-        )
-        .bind(&environment.id)
-        .bind(environment.version)
-        .bind(Json(&environment.config))
-        .execute(&self.writer)
-        .await?;
+        let done =
+            sqlx::query("UPDATE environments SET config = $3, version = version + 1 WHERE id = $1 AND version = $2")
+                .bind(&environment.id)
+                .bind(environment.version)
+                .bind(Json(&environment.config))
+                .execute(&self.writer)
+                .await?;
         one(done.rows_affected())
     }
 
@@ -441,15 +441,8 @@ impl Store for SqlStore {
         if let Some((instance, task)) = &change.instance {
             insert_instance(&mut tx, instance).await?;
             insert_task(&mut tx, task).await?;
-            insert_outbox(
-                &mut tx,
-                &change.target,
-                OutboxKind::Instance,
-                &instance.id,
-                &change.author,
-                change.now,
-            )
-            .await?;
+            insert_outbox(&mut tx, &change.target, OutboxKind::Instance, &instance.id, &change.author, change.now)
+                .await?;
         }
         tx.commit().await?;
         Ok(row)
@@ -546,7 +539,7 @@ impl Store for SqlStore {
         for id in ids {
             found.extend(
                 sqlx::query_as::<_, InstanceToWrite>(
-                    "SELECT i.*, e.id AS environment_id, e.cluster_id AS cluster_id, d.shard AS shard, d.name AS deployment_name, d.last_sequence AS last_sequence FROM instances i JOIN deployments d ON d.id = i.deployment_id JOIN environments e ON e.id = d.environment_id WHERE i.id = $1",
+                    "SELECT i.*, e.id AS environment_id, e.cluster_id AS cluster_id, d.shard AS shard, d.name AS deployment_name, d.last_sequence AS last_sequence, EXISTS (SELECT 1 FROM instances o WHERE o.deployment_id = d.id AND o.state NOT IN ('pending', 'superseded')) AS written FROM instances i JOIN deployments d ON d.id = i.deployment_id JOIN environments e ON e.id = d.environment_id WHERE i.id = $1",
                 )
                 .bind(id)
                 .fetch_optional(&mut *connection)
@@ -622,12 +615,14 @@ impl Store for SqlStore {
         if let Some(commit) = &pushed.batch {
             // Abandoned commits of ours cannot turn up after this one: they were made on a tip that
             // is history now, and nothing of ours is ever forced.
-            sqlx::query("DELETE FROM batches WHERE repository = $1 AND branch = $2 AND (commit_id = $3 OR state = 'abandoned')")
-                .bind(&pushed.target.repository)
-                .bind(&pushed.target.branch)
-                .bind(commit)
-                .execute(&mut *tx)
-                .await?;
+            sqlx::query(
+                "DELETE FROM batches WHERE repository = $1 AND branch = $2 AND (commit_id = $3 OR state = 'abandoned')",
+            )
+            .bind(&pushed.target.repository)
+            .bind(&pushed.target.branch)
+            .bind(commit)
+            .execute(&mut *tx)
+            .await?;
         }
         for id in &pushed.rows.outbox {
             sqlx::query("DELETE FROM outbox WHERE id = $1").bind(id).execute(&mut *tx).await?;
@@ -686,8 +681,6 @@ impl Store for SqlStore {
     }
 
     async fn drivers(&self) -> Result<Vec<DriverVersion>> {
-        Ok(sqlx::query_as("SELECT * FROM driver_versions ORDER BY loaded_at, version")
-            .fetch_all(&self.reader)
-            .await?)
+        Ok(sqlx::query_as("SELECT * FROM driver_versions ORDER BY loaded_at, version").fetch_all(&self.reader).await?)
     }
 }

@@ -10,6 +10,13 @@ use std::time::Duration;
 /// Most bytes of an answer.
 const ANSWER_MAX: usize = 64 << 20;
 
+/// Chooses the TLS implementation of the process, unless it has one.
+pub fn choose_tls() {
+    static ONCE: Once = Once::new();
+    // Fails only when the program has chosen one itself, which is as good.
+    ONCE.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
+}
+
 /// Why a call gave no data.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -80,9 +87,7 @@ impl Client {
     /// # Errors
     /// When the machine's TLS certificates cannot be read.
     pub fn new(address: &str, token: &str) -> Result<Self, ClientError> {
-        static PROVIDER: Once = Once::new();
-        // Fails only when the program has chosen a provider itself, which is as good.
-        PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
+        choose_tls();
         let address = address.trim_end_matches('/').to_owned();
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(10))

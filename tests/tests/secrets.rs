@@ -1,0 +1,119 @@
+//! A secret goes to Git encrypted, to the database encrypted, and nowhere else.
+
+use age::secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+use styrmin_renderer::yaml;
+use styrmin_tests::git;
+use styrmin_tests::server::{Api as _, Server};
+use styrmin_tests::tools::{run, tool};
+use tokio::process::Command;
+
+const SECRET: &str = "correct-horse: \"battery\" 'staple' é\t#";
+const OTHER: &str = "0123456789";
+
+fn sops(key: &age::x25519::Identity, arguments: &[&str]) -> Command {
+    let mut command = Command::new(tool("sops"));
+    command.args(arguments).env("SOPS_AGE_KEY", key.to_string().expose_secret()).env("SOPS_DISABLE_VERSION_CHECK", "1");
+    command
+}
+
+async fn decrypt(key: &age::x25519::Identity, folder: &Path, text: &str) -> Value {
+    let file = folder.join("secrets.sops.yaml");
+    std::fs::write(&file, text).unwrap();
+    let out = run(&mut sops(key, &["decrypt", file.to_str().unwrap()]), b"").await;
+    yaml::from_str(std::str::from_utf8(&out).unwrap()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_is_encrypted_for_the_cluster_and_shown_nowhere() {
+    let server = Server::start().await;
+    let client = server.client();
+    let key = age::x25519::Identity::generate();
+    let recipient = key.to_public().to_string();
+    let (cluster, _) = client.cluster(json!({ "name": "c", "ageRecipient": recipient })).await;
+    let environment = client.environment(&cluster, "e").await;
+    let repository = server.hosted(&cluster);
+    let input = json!({ "environment": environment, "name": "db", "driver": "postgresql", "applicationVersion": "17", "parameters": { "password": SECRET } });
+    let (deployment, _) = client.create(input).await.unwrap();
+    server.drained(Duration::from_secs(30)).await;
+    let folder = format!("environments/{environment}/s0/{deployment}");
+    let read = async |name: &str| git::files(&repository).await[&format!("{folder}/{name}")].clone();
+
+    // The real sops decrypts it, and the context names what is in it.
+    let first = read("secrets.sops.yaml").await;
+    let plain = decrypt(&key, server.folder.path(), &first).await;
+    assert_eq!(plain["stringData"], json!({ "password": SECRET }));
+    assert_eq!(plain["metadata"]["namespace"], format!("styrmin-env-{environment}"));
+    let document: Value = yaml::from_str(&read("styrmindeployment.yaml").await).unwrap();
+    let reference = document["spec"]["context"]["parameters"]["password"]["secretRef"].clone();
+    assert_eq!(reference["name"], plain["metadata"]["name"]);
+    assert_eq!(reference["key"], "password");
+    assert_eq!(reference["fingerprint"], plain["metadata"]["annotations"]["fingerprint.styrmin.io/password"]);
+    // Another key does not open it, and a changed file is noticed.
+    let file = server.folder.path().join("secrets.sops.yaml");
+    let stranger = age::x25519::Identity::generate();
+    assert!(!sops(&stranger, &["decrypt", file.to_str().unwrap()]).output().await.unwrap().status.success());
+    std::fs::write(&file, first.replacen("type: Opaque", "type: Other", 1)).unwrap();
+    assert!(!sops(&key, &["decrypt", file.to_str().unwrap()]).output().await.unwrap().status.success());
+
+    let update = async |parameters: Value| {
+        let query = "mutation($id: ID!, $input: UpdateDeploymentInput!) { updateDeployment(id: $id, input: $input) { task { id } } }";
+        let data = client.ok(query, json!({ "id": deployment, "input": { "parameters": parameters } })).await;
+        server.drained(Duration::from_secs(30)).await;
+        data["updateDeployment"]["task"]["id"].is_string()
+    };
+    // Unchanged plain text, unchanged file: by itself, and beside another change.
+    assert!(!update(json!({ "password": SECRET })).await);
+    assert!(update(json!({ "max_connections": 50 })).await);
+    assert_eq!(read("secrets.sops.yaml").await, first);
+    let changed = git::git(&repository, &["diff", "--name-only", "main~1", "main"]).await;
+    assert_eq!(changed.trim(), format!("{folder}/styrmindeployment.yaml"));
+    // Another value: another file, another fingerprint.
+    assert!(update(json!({ "password": OTHER })).await);
+    let second = read("secrets.sops.yaml").await;
+    assert_eq!(decrypt(&key, server.folder.path(), &second).await["stringData"], json!({ "password": OTHER }));
+    let document: Value = yaml::from_str(&read("styrmindeployment.yaml").await).unwrap();
+    assert_ne!(
+        document["spec"]["context"]["parameters"]["password"]["secretRef"]["fingerprint"],
+        reference["fingerprint"]
+    );
+    // Another recipient: the next change encrypts for it.
+    let rotated = age::x25519::Identity::generate();
+    let query = "mutation($id: ID!, $recipient: String) { updateCluster(id: $id, ageRecipient: $recipient) { id } }";
+    client.ok(query, json!({ "id": cluster, "recipient": rotated.to_public().to_string() })).await;
+    assert!(update(json!({ "max_connections": 60 })).await);
+    assert_eq!(
+        decrypt(&rotated, server.folder.path(), &read("secrets.sops.yaml").await).await["stringData"],
+        json!({ "password": OTHER })
+    );
+
+    // It appears in no answer, log, error, or file.
+    let query = "query($id: ID!) { deployment(id: $id) { config parameters values { field value origin } instances { nodes { document values { value } } } tasks { nodes { message steps { message } } } } }";
+    let answer = client.ok(query, json!({ "id": deployment })).await.to_string();
+    assert!(answer.contains("secretRef"));
+    let wrong = "mutation($id: ID!, $input: UpdateDeploymentInput!) { updateDeployment(id: $id, input: $input) { task { id } } }";
+    let error = client
+        .execute(wrong, json!({ "id": deployment, "input": { "parameters": { "password": format!("{OTHER}\n") } } }))
+        .await
+        .unwrap_err();
+    let history = git::git(&repository, &["log", "-p", "--all"]).await;
+    let database: Vec<u8> = std::fs::read_dir(server.folder.path().join("data"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
+        .flat_map(|path| std::fs::read(path).unwrap())
+        .collect();
+    for secret in [SECRET, OTHER, "correct-horse"] {
+        for (place, text) in
+            [("answer", &answer), ("error", &error.to_string()), ("log", &server.log()), ("history", &history)]
+        {
+            assert!(!text.contains(secret), "{secret} is in the {place}: {text}");
+        }
+        assert!(
+            !database.windows(secret.len()).any(|window| window == secret.as_bytes()),
+            "{secret} is in the data folder"
+        );
+    }
+}
