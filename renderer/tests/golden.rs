@@ -2,6 +2,8 @@
 //! `INSTA_UPDATE=always cargo test -p styrmin-renderer` writes them; a change of them is a change
 //! of what clusters get, and is read in review.
 
+#![expect(clippy::unwrap_used, reason = "tests fail loudly")]
+
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;

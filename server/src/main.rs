@@ -12,9 +12,9 @@ async fn main() -> anyhow::Result<()> {
     let filter = EnvFilter::try_from_env("STYRMIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if settings.log_json {
-        log.json().init()
+        log.json().init();
     } else {
-        log.init()
+        log.init();
     }
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()));

@@ -4,8 +4,6 @@
 //! that ends: children carry a parent-death signal. What may not enter: anything that the product
 //! needs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a harness fails loudly")]
-
 pub mod git;
 pub mod postgres;
 pub mod remote;

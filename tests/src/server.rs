@@ -198,7 +198,7 @@ fn tail(log: &str) -> String {
 }
 
 /// What tests ask of the API, in their own words.
-#[allow(async_fn_in_trait, reason = "used in this crate only")]
+#[expect(async_fn_in_trait, reason = "used in this crate only")]
 pub trait Api {
     /// Sends a query that must succeed.
     async fn ok(&self, query: &str, variables: Value) -> Value;

@@ -188,7 +188,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        #[allow(clippy::disallowed_methods, reason = "a drop cannot wait for tokio")]
+        #[expect(clippy::disallowed_methods, reason = "a drop cannot wait for tokio")]
         let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }

@@ -84,26 +84,27 @@ impl Scene {
         self.insist(async || self.client.delete(deployment).await).await.unwrap();
     }
 
-    /// The work of every run: three deployments change, one of them goes and comes again.
+    /// The work of every run, in three rounds of the writer at least: three deployments come and
+    /// change, one of them goes and comes again.
     async fn work(&self) {
-        let one = async {
-            let id = self.create("one").await;
+        let (one, two, three) = tokio::join!(self.create("one"), self.create("two"), self.create("three"));
+        self.settle().await;
+        let first = async {
             for number in 0..4 {
-                self.set(&id, &format!("V{number}"), "x").await;
+                self.set(&one, &format!("V{number}"), "x").await;
             }
         };
-        let two = async {
-            let id = self.create("two").await;
-            self.set(&id, "A", "1").await;
-            self.set(&id, "A", "2").await;
+        let second = async {
+            self.set(&two, "A", "1").await;
+            self.set(&two, "A", "2").await;
         };
-        let three = async {
-            let id = self.create("three").await;
-            self.set(&id, "A", "1").await;
-            self.delete(&id).await;
+        tokio::join!(first, second, self.set(&three, "A", "1"));
+        self.settle().await;
+        let again = async {
+            self.delete(&three).await;
             self.create("three").await;
         };
-        tokio::join!(one, two, three);
+        tokio::join!(again, self.set(&one, "V0", "y"));
     }
 
     /// Waits until everything is pushed, the server being alive or not.
@@ -191,7 +192,7 @@ async fn a_kill_at_any_named_point_leaves_what_an_undisturbed_run_gives() {
     let expected = undisturbed.tree().await;
     assert_eq!(expected.keys().filter(|path| path.ends_with("styrmindeployment.yaml")).count(), 3);
 
-    let runs = faults::POINTS.iter().flat_map(|point| [1, 3].map(|pass| format!("{point}:{pass}")));
+    let runs = faults::POINTS.iter().flat_map(|point| [1, 2].map(|pass| format!("{point}:{pass}")));
     for fault in runs {
         let scene = Scene::start().await;
         let person = scene.person().await;

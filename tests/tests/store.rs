@@ -243,7 +243,7 @@ async fn changes(store: &Shared) {
     assert_eq!(ids(store.tasks(Some("d"), None, 10).await.unwrap()), ["d-t002", "d-t001"]);
     assert_eq!(ids(store.tasks(None, Some("d-t002"), 10).await.unwrap()), ["d-t001"]);
     assert_eq!(ids(store.running_tasks("d", 1).await.unwrap()), ["d-t001"]);
-    assert_eq!(store.deployments(Some("cluster"), None, None, 10).await.unwrap(), [row.clone()]);
+    assert_eq!(store.deployments(Some("cluster"), None, None, 10).await.unwrap(), std::slice::from_ref(&row));
     assert_eq!(store.deployments(None, Some("environment"), Some(("shop".into(), "d".into())), 10).await.unwrap(), []);
     assert_eq!(store.deployments(Some("second"), None, None, 10).await.unwrap(), []);
 }

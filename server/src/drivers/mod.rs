@@ -183,7 +183,7 @@ impl Drivers {
                 Ok(driver) => catalog.add(driver),
                 // Loaded by another release with other rules: deployments that use it say so.
                 Err(found) => {
-                    warn!(driver = row.name, version = row.version, problem = %found[0], "stored driver is not usable")
+                    warn!(driver = row.name, version = row.version, problem = %found[0], "stored driver is not usable");
                 }
             }
         }

@@ -76,7 +76,7 @@ impl Mirror {
             &from,
         ];
         let Err(error) = self.git("fetching from the repository", &arguments).await else {
-            return Ok(self.tip());
+            return Ok(self.on_objects(|repository| repository.refname_to_id(TIP).ok()).await);
         };
         if !matches!(error, GitError::Failed { .. }) {
             return Err(error);
@@ -85,11 +85,8 @@ impl Mirror {
         let branch = format!("refs/heads/{}", self.branch);
         match self.git("looking at the repository", &["ls-remote", "--exit-code", &self.remote.url, &branch]).await {
             Err(GitError::Failed { code: Some(2), .. }) => {
-                if let Ok(repository) = Repository::open_bare(&self.path)
-                    && let Ok(mut reference) = repository.find_reference(TIP)
-                {
-                    let _ = reference.delete();
-                }
+                self.on_objects(|repository| repository.find_reference(TIP).and_then(|mut tip| tip.delete()).ok())
+                    .await;
                 Ok(None)
             }
             Ok(_) => Err(error),
@@ -97,8 +94,14 @@ impl Mirror {
         }
     }
 
-    fn tip(&self) -> Option<Oid> {
-        Repository::open_bare(&self.path).ok()?.refname_to_id(TIP).ok()
+    /// Reads or writes the copy on a thread for blocking work.
+    async fn on_objects<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Repository) -> Option<T> + Send + 'static,
+    ) -> Option<T> {
+        let path = self.path.clone();
+        let done = tokio::task::spawn_blocking(move || work(&Repository::open_bare(path).ok()?));
+        done.await.ok().flatten()
     }
 
     /// Asks the remote to move the branch to `commit`. Never forced. Its answer says nothing

@@ -5,6 +5,7 @@ use sqlx::postgres::PgPoolOptions;
 use std::time::Duration;
 
 #[path = "sql.rs"]
+#[expect(clippy::duplicate_mod, reason = "one text of SQL, compiled for each database")]
 mod sql;
 
 pub(super) type Db = sqlx::Postgres;

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 #[path = "sql.rs"]
+#[expect(clippy::duplicate_mod, reason = "one text of SQL, compiled for each database")]
 mod sql;
 
 pub(super) type Db = sqlx::Sqlite;

@@ -2,13 +2,6 @@
 //!
 //! `./scripts/bench commit` and `./scripts/bench render`; what each measures stands at its function.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a benchmark fails loudly and prints its figures"
-)]
-
 use clap::{Parser, Subcommand};
 use futures::future::join_all;
 use git2::{Oid, Repository};
