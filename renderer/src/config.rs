@@ -334,9 +334,12 @@ fn lay(target: &mut Object, origins: &mut BTreeMap<String, Level>, source: &Obje
                     lay(inner, origins, changes, level, &pointer);
                 }
             }
-            _ => {
-                let below = format!("{pointer}/");
-                origins.retain(|at, _| *at != pointer && !at.starts_with(&below));
+            (existing, _) => {
+                // Only what stood there can have left origins; looking for them costs all of them.
+                if existing.is_some() {
+                    let below = format!("{pointer}/");
+                    origins.retain(|at, _| *at != pointer && !at.starts_with(&below));
+                }
                 target.insert(key.clone(), value.clone());
                 mark(origins, value, level, pointer);
             }

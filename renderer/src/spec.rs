@@ -183,7 +183,13 @@ impl StyrminDeploymentSpec {
     /// Whether two specs ask for the same: everything but the instance's own id.
     #[must_use]
     pub fn same_content(&self, other: &Self) -> bool {
-        Self { instance_id: String::new(), ..self.clone() } == Self { instance_id: String::new(), ..other.clone() }
+        let Self { deployment_id, instance_id: _, lifecycle, driver, application_version, context, jobs } = self;
+        *deployment_id == other.deployment_id
+            && *lifecycle == other.lifecycle
+            && *driver == other.driver
+            && *application_version == other.application_version
+            && *jobs == other.jobs
+            && *context == other.context
     }
 }
 

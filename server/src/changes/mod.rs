@@ -38,7 +38,7 @@ use styrmin_renderer::{Problem, Problems};
 /// only those of other replicas can make it necessary.
 const ATTEMPTS: u32 = 20;
 /// How long a change waits for the ones before it on the same deployment.
-const QUEUE_LIMIT: Duration = Duration::from_secs(60);
+const QUEUE_LIMIT: Duration = Duration::from_secs(75);
 
 /// Where a cluster's repository is.
 #[derive(Debug, Clone)]
