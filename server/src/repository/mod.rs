@@ -29,7 +29,7 @@ pub use host::Host;
 pub use location::{Location, LocationProblem, overlap};
 pub use message::{Entry, Message};
 pub use mirror::Mirror;
-pub use splice::{Edit, Edits, Signature, commit, splice, write_objects_packed};
+pub use splice::{Edit, Edits, Signature, commit, splice};
 pub use writer::{WriterSettings, Writers};
 
 use crate::store::Target;

@@ -1,8 +1,9 @@
 //! Puts changed files into a tree: bare repository, no checkout, no index. Costs what changes,
 //! not what is there.
 
-use git2::{FileMode, ObjectType, Oid, Repository, Time, Tree, build::TreeUpdateBuilder};
+use git2::{FileMode, ObjectType, Oid, Repository, Time, Tree};
 use std::collections::BTreeMap;
+use std::io::Write as _;
 
 /// What happens to one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +28,8 @@ pub struct Signature {
     pub email: String,
 }
 
-/// From how many new files on objects go into one pack instead of a file each.
+/// From how many edits on objects go into one pack instead of a file each: ten thousand loose
+/// files would cost more than everything else together.
 const PACK_FROM: usize = 500;
 
 /// The tree of `base` (`None`: empty) with `edits`. An edit that changes nothing costs a look-up.
@@ -35,77 +37,114 @@ const PACK_FROM: usize = 500;
 /// # Errors
 /// When an object cannot be read or written, or a path leads through a file.
 pub fn splice(repository: &Repository, base: Option<&Tree<'_>>, edits: &Edits) -> Result<Oid, git2::Error> {
-    if edits.len() >= PACK_FROM {
-        return write_objects_packed(repository, || splice_objects(repository, base, edits));
-    }
-    splice_objects(repository, base, edits)
+    splice_as(repository, base, edits, edits.len() >= PACK_FROM)
 }
 
-fn splice_objects(repository: &Repository, base: Option<&Tree<'_>>, edits: &Edits) -> Result<Oid, git2::Error> {
-    let empty;
-    let base = match base {
-        Some(tree) => tree,
-        None => {
-            empty = repository.find_tree(repository.treebuilder(None)?.write()?)?;
-            &empty
-        }
-    };
-    let mut builder = TreeUpdateBuilder::new();
-    let mut changed = false;
-    for (path, edit) in edits {
-        let existing = entry(base, path)?;
-        match edit {
-            Edit::Keep(_) if existing.is_some() => {}
-            Edit::Write(content) | Edit::Keep(content) => {
-                let id = Oid::hash_object(ObjectType::Blob, content.as_bytes())?;
-                if existing != Some(id) {
-                    repository.blob(content.as_bytes())?;
-                    builder.upsert(path.as_str(), id, FileMode::Blob);
-                    changed = true;
-                }
-            }
-            Edit::Remove => {
-                if existing.is_some() {
-                    builder.remove(path.as_str());
-                    changed = true;
-                }
-            }
-        }
-    }
-    if changed { builder.create_updated(repository, base) } else { Ok(base.id()) }
-}
-
-/// Id of what lies at `path`.
-fn entry(tree: &Tree<'_>, path: &str) -> Result<Option<Oid>, git2::Error> {
-    match tree.get_path(std::path::Path::new(path)) {
-        Ok(entry) => Ok(Some(entry.id())),
-        Err(error) if error.code() == git2::ErrorCode::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Runs `work` with its new objects kept in memory, then writes them as one pack: ten thousand
-/// loose files would cost more than everything else together.
-///
-/// # Errors
-/// Those of `work`, or when the pack cannot be written.
-pub fn write_objects_packed(
+fn splice_as(
     repository: &Repository,
-    work: impl FnOnce() -> Result<Oid, git2::Error>,
+    base: Option<&Tree<'_>>,
+    edits: &Edits,
+    packed: bool,
 ) -> Result<Oid, git2::Error> {
-    use std::io::Write as _;
+    let changes: Vec<(&str, &Edit)> = edits.iter().map(|(path, edit)| (path.as_str(), edit)).collect();
+    let mut written = Vec::new();
+    if !packed {
+        let tree = folder(repository, base, &changes, &mut written)?;
+        return tree.map_or_else(|| repository.treebuilder(None)?.write(), Ok);
+    }
     let database = repository.odb()?;
     let memory = database.add_new_mempack_backend(1000)?;
-    let result = work()?;
-    let mut pack = git2::Buf::new();
-    memory.dump(repository, &mut pack)?;
-    memory.reset()?;
-    if !pack.is_empty() {
-        let mut writer = database.packwriter()?;
-        writer.write_all(&pack).map_err(|error| git2::Error::from_str(&format!("pack: {error}")))?;
-        writer.commit()?;
+    let tree = match folder(repository, base, &changes, &mut written)? {
+        Some(tree) => tree,
+        None => {
+            let empty = repository.treebuilder(None)?.write()?;
+            written.push(empty);
+            empty
+        }
+    };
+    let mut builder = repository.packbuilder()?;
+    for id in written {
+        builder.insert_object(id, None)?;
     }
-    Ok(result)
+    let mut pack = git2::Buf::new();
+    builder.write_buf(&mut pack)?;
+    drop(builder);
+    let mut writer = database.packwriter()?;
+    writer.write_all(&pack).map_err(|error| git2::Error::from_str(&format!("pack: {error}")))?;
+    writer.commit()?;
+    memory.reset()?;
+    Ok(tree)
+}
+
+/// One folder with the edits below it, whose paths are sorted and relative to it; `None` when
+/// nothing is left in it. Adds what it writes to `written`.
+fn folder(
+    repository: &Repository,
+    base: Option<&Tree<'_>>,
+    edits: &[(&str, &Edit)],
+    written: &mut Vec<Oid>,
+) -> Result<Option<Oid>, git2::Error> {
+    let mut builder = repository.treebuilder(base)?;
+    let mut changed = false;
+    let mut rest = edits;
+    while let Some((path, edit)) = rest.first() {
+        let (name, inner) = path.split_once('/').map_or((*path, None), |(name, inner)| (name, Some(inner)));
+        let existing = base.and_then(|tree| tree.get_name(name));
+        let old = existing.as_ref().map(git2::TreeEntry::id);
+        let (new, mode, count) = if inner.is_none() {
+            (file(repository, old, edit, written)?, FileMode::Blob, 1)
+        } else {
+            let below = |path: &str| path.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'));
+            let count = rest.iter().take_while(|(path, _)| below(path)).count();
+            let children: Vec<(&str, &Edit)> =
+                rest[..count].iter().map(|(path, edit)| (&path[name.len() + 1..], *edit)).collect();
+            let tree = match &existing {
+                Some(entry) if entry.kind() != Some(ObjectType::Tree) => {
+                    return Err(git2::Error::from_str(&format!("\"{name}\" is a file, but a folder is needed there")));
+                }
+                Some(entry) => Some(repository.find_tree(entry.id())?),
+                None => None,
+            };
+            (folder(repository, tree.as_ref(), &children, written)?, FileMode::Tree, count)
+        };
+        rest = &rest[count..];
+        if new == old {
+            continue;
+        }
+        changed = true;
+        match new {
+            Some(id) => drop(builder.insert(name, id, mode.into())?),
+            None => builder.remove(name)?,
+        }
+    }
+    match base {
+        Some(tree) if !changed => return Ok(Some(tree.id())),
+        _ if builder.is_empty() => return Ok(None),
+        _ => {}
+    }
+    let id = builder.write()?;
+    written.push(id);
+    Ok(Some(id))
+}
+
+/// The blob that an edit leads to, written when it is not there yet.
+fn file(
+    repository: &Repository,
+    old: Option<Oid>,
+    edit: &Edit,
+    written: &mut Vec<Oid>,
+) -> Result<Option<Oid>, git2::Error> {
+    let content = match edit {
+        Edit::Remove => return Ok(None),
+        Edit::Keep(_) if old.is_some() => return Ok(old),
+        Edit::Keep(content) | Edit::Write(content) => content.as_bytes(),
+    };
+    let id = Oid::hash_object(ObjectType::Blob, content)?;
+    if old != Some(id) {
+        repository.blob(content)?;
+        written.push(id);
+    }
+    Ok(Some(id))
 }
 
 /// A commit object on `parent`; no reference is moved. `seconds` since the Unix epoch.
@@ -178,11 +217,7 @@ mod tests {
                     }
                 }
                 let base = tree.map(|id| repository.find_tree(id).unwrap());
-                let next = if packed {
-                    write_objects_packed(&repository, || splice_objects(&repository, base.as_ref(), &edits)).unwrap()
-                } else {
-                    splice(&repository, base.as_ref(), &edits).unwrap()
-                };
+                let next = splice_as(&repository, base.as_ref(), &edits, packed).unwrap();
                 let fresh = Repository::open_bare(folder.path()).unwrap();
                 prop_assert_eq!(read(&fresh, next), expected.clone());
                 tree = Some(next);
