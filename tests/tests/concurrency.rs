@@ -176,3 +176,32 @@ async fn a_base_that_moved_is_a_conflict_that_shows_both_sides() {
     let data = client.ok(query, json!({ "id": deployment, "base": newest().await, "input": input })).await;
     assert!(data["updateDeployment"]["task"]["id"].is_string());
 }
+
+/// More than one shard, and a commit so large that its objects go into a pack.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waited_long_goes_out_as_one_commit_however_much_it_is() {
+    let _turn = ALONE.lock().await;
+    let server = Server::start().await;
+    let (repository, environment) = slow(&server).await;
+    git::hook(&repository, "pre-receive", "exit 1");
+    let before = git::commits(&repository).await;
+    let client = server.client();
+    for number in 0..260 {
+        client.web(&environment, &format!("d{number}")).await;
+    }
+    std::fs::remove_file(repository.join("hooks/pre-receive")).unwrap();
+    server.drained(Duration::from_secs(60)).await;
+    assert_eq!(git::commits(&repository).await, before + 1);
+    git::git(&repository, &["fsck", "--full", "--strict"]).await;
+    let files = git::files(&repository).await;
+    let count = |shard: &str| {
+        files
+            .keys()
+            .filter(|path| path.contains(&format!("/{shard}/")) && path.ends_with("/styrmindeployment.yaml"))
+            .count()
+    };
+    assert_eq!((count("s0"), count("s1")), (250, 10));
+    let kustomizations = &files[&format!("cluster/environments/{environment}.yaml")];
+    assert_eq!(kustomizations.matches("kind: Kustomization").count(), 2, "{kustomizations}");
+    history_is_clean(&client, &repository).await;
+}
