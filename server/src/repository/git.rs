@@ -123,6 +123,7 @@ fn configure(command: &mut Command, credentials: Option<&str>) {
         ("gc.auto".to_owned(), "0".to_owned()),
         // The copies are set to look for no deltas when they write; what is sent may have them.
         ("core.bigFileThreshold".to_owned(), "512m".to_owned()),
+        ("pack.deltaCacheSize".to_owned(), "256m".to_owned()),
         ("maintenance.auto".to_owned(), "false".to_owned()),
         ("protocol.ext.allow".to_owned(), "never".to_owned()),
         ("credential.helper".to_owned(), String::new()),

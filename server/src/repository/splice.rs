@@ -33,8 +33,9 @@ pub struct Signature {
 const PACK_FROM: usize = 500;
 
 /// Looking for deltas among ten thousand small files takes ten times as long as writing them.
-/// libgit2 looks for none in files above this size, and has no other setting for it.
-const NO_DELTA: (&str, i64) = ("core.bigfilethreshold", 1);
+/// libgit2 looks for none in files above a threshold, which it reads (up to 1.9 at least) from the
+/// first of these settings instead of the second.
+const NO_DELTA: [&str; 2] = ["pack.deltacachesize", "core.bigfilethreshold"];
 
 /// The tree of `base` (`None`: empty) with `edits`. An edit that changes nothing costs a look-up.
 ///
@@ -59,8 +60,10 @@ fn splice_as(
     // A handle of its own: what is written through it stays in memory, later commits must not.
     let scratch = Repository::open(repository.path())?;
     let mut settings = scratch.config()?;
-    if settings.get_i64(NO_DELTA.0).ok() != Some(NO_DELTA.1) {
-        settings.set_i64(NO_DELTA.0, NO_DELTA.1)?;
+    for name in NO_DELTA {
+        if settings.get_i64(name).ok() != Some(1) {
+            settings.set_i64(name, 1)?;
+        }
     }
     let database = scratch.odb()?;
     database.add_new_mempack_backend(1000)?;
