@@ -256,6 +256,8 @@ async fn people_and_agents_use_the_hosted_repository_with_git_itself() {
     git::git(&work, &["add", "-A"]).await;
     git::git(&work, &["commit", "--quiet", "-m", "Mine"]).await;
     git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
+    assert!(!git::succeeds(&work, &["push", "--quiet", "--force", "origin", "HEAD~1:main"]).await, "history stays");
+    assert!(!git::succeeds(&work, &["push", "--quiet", "origin", ":main"]).await, "history stays");
     let (deployment, _) = scene.client.web(&scene.environment, "shop").await;
     scene.server.drained(Duration::from_secs(30)).await;
     let reader = folder.join("reader");

@@ -173,6 +173,31 @@ async fn a_hook_that_refuses_is_quoted_and_a_stale_lock_is_survived() {
     scene.drains("DAMAGED").await;
 }
 
+/// A deployment that comes and goes while nothing can be pushed stays away, also when the commit of
+/// what waits beside it fails first.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_deleted_before_its_first_commit_never_comes_back() {
+    let scene = Scene::start().await;
+    let query = "query($id: ID!) { deployment(id: $id) { environment { id } } }";
+    let data = scene.client.ok(query, json!({ "id": scene.bad })).await;
+    let environment = data["deployment"]["environment"]["id"].as_str().unwrap().to_owned();
+    scene.remote.behave(500);
+    let task = scene.change("BESIDE").await;
+    scene.says(&task, "500").await;
+    // Now the writer waits: both reach it in one round.
+    let (gone, created) = scene.client.web(&environment, "gone").await;
+    let removed = scene.client.delete(&gone).await.unwrap().unwrap();
+    git::hook(&scene.remote.repository, "pre-receive", "echo 'not now' >&2; exit 1");
+    scene.remote.behave(200);
+    scene.says(&task, "not now").await;
+    std::fs::remove_file(scene.remote.repository.join("hooks/pre-receive")).unwrap();
+    scene.drains("BESIDE").await;
+    let files = git::files(&scene.remote.repository).await;
+    assert!(!files.keys().any(|path| path.contains(&gone)), "{gone} came back");
+    assert_eq!(scene.client.task(&created).await.unwrap().state, "SUPERSEDED");
+    assert_eq!(scene.client.task(&removed).await.unwrap().steps[0].1, "SUCCEEDED");
+}
+
 /// A small file system of its own; unmounted with the value.
 struct SmallDisk(std::path::PathBuf);
 

@@ -10,11 +10,13 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::process::{Child, ChildStdin};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::io::ReaderStream;
 use tracing::{error, warn};
 
@@ -22,7 +24,11 @@ use tracing::{error, warn};
 const PUSH_MAX: usize = 512 << 20;
 /// Longest time of one request, as a whole.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Most lines and bytes of the backend's headers.
+/// Longest wait for one of the backends.
+const QUEUE_LIMIT: Duration = Duration::from_secs(30);
+/// Most backends at once.
+static BACKENDS: Semaphore = Semaphore::const_new(32);
+/// Most lines of the backend's headers.
 const HEADERS_MAX: usize = 64;
 
 pub(super) async fn serve(
@@ -69,6 +75,9 @@ pub(super) async fn serve(
         return problem(StatusCode::INTERNAL_SERVER_ERROR, "the repository cannot be opened");
     }
 
+    let Ok(Ok(permit)) = tokio::time::timeout(QUEUE_LIMIT, BACKENDS.acquire()).await else {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "too many Git requests at this moment; try again");
+    };
     let mut command = state.api.host.backend(&cluster.id, &rest);
     let text = |name: HeaderName| request.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     command
@@ -78,7 +87,8 @@ pub(super) async fn serve(
         .env("HTTP_CONTENT_ENCODING", text(header::CONTENT_ENCODING))
         .env("GIT_PROTOCOL", text(HeaderName::from_static("git-protocol")))
         .env("REMOTE_USER", if pushes { "administrator" } else { "reader" })
-        .stdin(Stdio::piped());
+        .stdin(Stdio::piped())
+        .stderr(Stdio::null());
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => {
@@ -89,7 +99,9 @@ pub(super) async fn serve(
     if let Some(input) = child.stdin.take() {
         tokio::spawn(feed(body, input));
     }
-    match tokio::time::timeout(LIMIT, answer(child)).await {
+    let output = child.stdout.take();
+    tokio::spawn(reap(child, permit));
+    match tokio::time::timeout(LIMIT, answer(output)).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => {
             warn!(%error, cluster = cluster.name, "git http-backend failed");
@@ -115,10 +127,22 @@ async fn feed(body: Body, mut input: ChildStdin) {
     let _ = tokio::time::timeout(LIMIT, copy).await;
 }
 
+/// Waits for the backend and ends it, with its children, when it takes too long. A client that
+/// goes away closes the backend's output, which ends it too.
+async fn reap(mut child: Child, permit: SemaphorePermit<'static>) {
+    let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    if tokio::time::timeout(LIMIT, child.wait()).await.is_err()
+        && let Some(group) = group
+    {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    drop(permit);
+}
+
 /// The backend's answer: CGI headers, then the body as it comes.
-async fn answer(mut child: Child) -> std::io::Result<Response> {
+async fn answer(output: Option<ChildStdout>) -> std::io::Result<Response> {
     let missing = || std::io::Error::other("no output");
-    let mut output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
+    let mut output = BufReader::new(output.ok_or_else(missing)?);
     let mut status = StatusCode::OK;
     let mut headers = Vec::new();
     for _ in 0..HEADERS_MAX {
@@ -138,14 +162,7 @@ async fn answer(mut child: Child) -> std::io::Result<Response> {
             headers.push((name, value));
         }
     }
-    // The child lives as long as its output is read; then it is waited for, and ended if the
-    // client went away.
-    let stream = ReaderStream::new(output);
-    let body = Body::from_stream(futures::stream::unfold((stream, child), |(mut stream, child)| async move {
-        let chunk = tokio::time::timeout(LIMIT, stream.next()).await.ok().flatten()?;
-        Some((chunk, (stream, child)))
-    }));
-    let mut response = (status, body).into_response();
+    let mut response = (status, Body::from_stream(ReaderStream::new(output))).into_response();
     response.headers_mut().extend(headers);
     Ok(response)
 }

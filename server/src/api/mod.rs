@@ -96,7 +96,8 @@ async fn graphql_request(State(state): State<Arc<AppState>>, request: Request) -
         Ok(caller) => caller,
         Err(response) => return *response,
     };
-    let Ok(bytes) = axum::body::to_bytes(request.into_body(), BODY_MAX).await else {
+    let body = axum::body::to_bytes(request.into_body(), BODY_MAX);
+    let Ok(Ok(bytes)) = tokio::time::timeout(REQUEST_LIMIT, body).await else {
         return problem(
             StatusCode::PAYLOAD_TOO_LARGE,
             &format!("the request is larger than {BODY_MAX} bytes, or broke off; send less at once"),

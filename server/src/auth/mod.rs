@@ -17,6 +17,8 @@ use std::path::Path;
 use styrmin_renderer::canonical::hex;
 use tracing::info;
 
+/// What an administrator's token begins with.
+const PREFIX_ADMINISTRATOR: &str = "styrmin_admin_";
 /// Longest header that is looked at.
 const HEADER_MAX: usize = 1024;
 
@@ -51,7 +53,7 @@ pub enum AuthError {
 pub fn new_token(kind: TokenKind) -> (String, String) {
     let secret: [u8; 32] = rand::random();
     let prefix = match kind {
-        TokenKind::Administrator => "styrmin_admin_",
+        TokenKind::Administrator => PREFIX_ADMINISTRATOR,
         TokenKind::Agent => "styrmin_agent_",
     };
     let text = format!("{prefix}{}", URL_SAFE_NO_PAD.encode(secret));
@@ -82,7 +84,7 @@ fn presented(headers: &HeaderMap) -> Option<String> {
 /// # Errors
 /// When there is no token, an unknown one, or the database fails.
 pub async fn authenticate(store: &dyn Store, headers: &HeaderMap) -> Result<Caller, AuthError> {
-    let text = presented(headers).ok_or(AuthError::Missing)?;
+    let text = presented(headers).filter(|text| !text.is_empty()).ok_or(AuthError::Missing)?;
     let token = store.token(&hash(&text)).await?.ok_or(AuthError::Unknown)?;
     match (token.kind, token.cluster_id) {
         (TokenKind::Administrator, _) => Ok(Caller::Administrator(Person { name: token.name, email: token.email })),
@@ -102,6 +104,10 @@ pub fn check_person(name: &str, email: &str) -> Result<(), (&'static str, String
             "name",
             format!("\"{}\" must be a person's name without '<', '>' and line breaks", name.escape_debug()),
         ));
+    }
+    // Git trims quotes and punctuation at the ends, and refuses what is left when that is nothing.
+    if git2::Signature::new(name, "a@b", &git2::Time::new(0, 0)).is_err() {
+        return Err(("name", format!("\"{}\" is no name for Git; use letters", name.escape_debug())));
     }
     if bad(email) || !email.contains('@') || email.contains(' ') {
         return Err(("email", format!("\"{}\" is not an email address", email.escape_debug())));
@@ -149,7 +155,11 @@ pub async fn first_administrator(
     let path = file.to_owned();
     let text = tokio::task::spawn_blocking(move || {
         if let Ok(text) = std::fs::read_to_string(&path) {
-            return Ok(text.trim().to_owned());
+            let text = text.trim();
+            if text.len() < PREFIX_ADMINISTRATOR.len() + 40 || !text.starts_with(PREFIX_ADMINISTRATOR) {
+                return Err(std::io::Error::other("it holds no token of ours; remove it, and a new one is made"));
+            }
+            return Ok(text.to_owned());
         }
         let (text, _) = new_token(TokenKind::Administrator);
         write_private(&path, &text).map(|()| text)
@@ -188,9 +198,15 @@ mod tests {
     #[test]
     fn names_that_would_forge_a_commit_are_refused() {
         assert!(check_person("Ann Example", "ann@example.com").is_ok());
-        for (name, email) in
-            [("", "a@b"), ("Ann\nStyrmin-Instance: x", "a@b"), ("Ann <x>", "a@b"), ("Ann", "ab"), ("Ann", "a@b\n")]
-        {
+        for (name, email) in [
+            ("", "a@b"),
+            ("'", "a@b"),
+            (";;", "a@b"),
+            ("Ann\nStyrmin-Instance: x", "a@b"),
+            ("Ann <x>", "a@b"),
+            ("Ann", "ab"),
+            ("Ann", "a@b\n"),
+        ] {
             assert!(check_person(name, email).is_err(), "{name:?} {email:?}");
         }
     }

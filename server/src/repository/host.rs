@@ -48,8 +48,8 @@ impl Host {
             .env("GIT_PROJECT_ROOT", &self.root)
             .env("GIT_HTTP_EXPORT_ALL", "1")
             .env("PATH_INFO", format!("/{cluster}.git/{rest}"))
-            // The commits stay reachable and the branch is never rewound from outside by accident.
-            .env("GIT_CONFIG_COUNT", "4")
+            // Commits stay reachable: no gc, and no branch is rewound or deleted from outside.
+            .env("GIT_CONFIG_COUNT", "6")
             .env("GIT_CONFIG_KEY_0", "http.receivepack")
             .env("GIT_CONFIG_VALUE_0", "true")
             .env("GIT_CONFIG_KEY_1", "safe.directory")
@@ -57,7 +57,11 @@ impl Host {
             .env("GIT_CONFIG_KEY_2", "gc.auto")
             .env("GIT_CONFIG_VALUE_2", "0")
             .env("GIT_CONFIG_KEY_3", "receive.autogc")
-            .env("GIT_CONFIG_VALUE_3", "false");
+            .env("GIT_CONFIG_VALUE_3", "false")
+            .env("GIT_CONFIG_KEY_4", "receive.denyNonFastForwards")
+            .env("GIT_CONFIG_VALUE_4", "true")
+            .env("GIT_CONFIG_KEY_5", "receive.denyDeletes")
+            .env("GIT_CONFIG_VALUE_5", "true");
         command
     }
 }

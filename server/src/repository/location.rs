@@ -95,7 +95,9 @@ fn canonical(text: &str) -> Result<String, String> {
                 (_, Some(port)) => format!(":{port}"),
             };
             let path = trim(url.path());
-            if path.is_empty() { Err(shown()) } else { Ok(format!("{host}{port}/{path}")) }
+            // What goes over the wire in clear is another place: its credentials must not mix.
+            let clear = if url.scheme() == "http" { "http://" } else { "" };
+            if path.is_empty() { Err(shown()) } else { Ok(format!("{clear}{host}{port}/{path}")) }
         }
         _ => Err(shown()),
     }
@@ -142,7 +144,7 @@ mod tests {
         ] {
             assert_eq!(repository(url).unwrap(), "host.example/o/r", "{url}");
         }
-        assert_eq!(repository("http://127.0.0.1:3000/o/r.git").unwrap(), "127.0.0.1:3000/o/r");
+        assert_eq!(repository("http://127.0.0.1:3000/o/r.git").unwrap(), "http://127.0.0.1:3000/o/r");
         assert_eq!(repository("file:///srv/r.git/").unwrap(), "file:/srv/r.git");
         assert_eq!(repository("/srv//r.git").unwrap(), "file:/srv/r.git");
     }
@@ -168,7 +170,7 @@ mod tests {
             assert!(message.contains("credentials") && !message.contains("pw"), "{url}: {message}");
         }
         assert!(Location::parse("https://h/r", Some("a..b"), None).is_err());
-        for path in ["..", "a/../b", "a//b", ".git", "a\\b"] {
+        for path in ["..", "a/../b", "a//b", ".git", "a/.GIT", "git~1", "a\\b"] {
             assert!(Location::parse("https://h/r", None, Some(path)).is_err(), "{path}");
         }
         assert_eq!(Location::parse("https://h/r", None, Some("/a/b/")).unwrap().path, "a/b");

@@ -213,6 +213,8 @@ impl Writer {
                 }
                 Err(error) => {
                     self.tip = None;
+                    // Opened anew, it removes locks that an ended git left.
+                    self.mirror = None;
                     metrics::push_failed(error.cause());
                     let wait = pause;
                     pause = (pause * 2).min(self.shared.settings.retry_most);
@@ -457,19 +459,19 @@ impl Writer {
     /// Opens the copy of the repository with the credentials as they are now.
     async fn connect(&mut self) -> Result<HashMap<String, Cluster>> {
         let clusters = self.shared.store.clusters_in(&self.target).await?;
-        let first = clusters.first().context("no cluster uses this repository any more")?;
-        let remote = match &first.git_url {
+        // URL and credentials of one cluster: those of another may be meant for another address.
+        let chosen = clusters.iter().find(|row| row.credentials.is_some()).or(clusters.first());
+        let chosen = chosen.context("no cluster uses this repository any more")?;
+        let remote = match &chosen.git_url {
             None => {
-                let (host, id) = (self.shared.host.clone(), first.id.clone());
+                let (host, id) = (self.shared.host.clone(), chosen.id.clone());
                 let path = spawn_blocking(move || host.ensure(&id)).await.context("embedded repository")??;
                 Remote { url: path.to_string_lossy().into_owned(), credentials: None }
             }
             Some(url) => {
-                let sealed = clusters.iter().find_map(|row| row.credentials.as_ref().map(|sealed| (&row.id, sealed)));
-                let credentials = sealed
-                    .map(|(id, sealed)| self.shared.key.open(&credentials_place(id), sealed))
-                    .transpose()?
-                    .map(|plain| plain.expose().to_owned());
+                let place = credentials_place(&chosen.id);
+                let opened = chosen.credentials.as_ref().map(|sealed| self.shared.key.open(&place, sealed));
+                let credentials = opened.transpose()?.map(|plain| plain.expose().to_owned());
                 Remote { url: url.clone(), credentials }
             }
         };
@@ -527,6 +529,7 @@ impl Writer {
         let ids: Vec<String> = instance_rows.keys().cloned().collect();
         let found = self.shared.store.instances_to_write(&ids).await?;
         let mut newest: BTreeMap<String, InstanceToWrite> = BTreeMap::new();
+        let mut older_ones: HashMap<String, Vec<String>> = HashMap::new();
         for candidate in found {
             let row = instance_rows.get(&candidate.instance.id).copied();
             work.rows.outbox.extend(row);
@@ -540,6 +543,7 @@ impl Writer {
                     } else {
                         candidate
                     };
+                    older_ones.entry(older.instance.deployment_id).or_default().push(older.instance.id.clone());
                     work.rows.superseded.push(older.instance.id);
                 }
             }
@@ -553,8 +557,14 @@ impl Writer {
             );
             spawn_blocking(move || mirror.read(tip, &paths)).await.context("the repository could not be read")??
         };
-        let catalog = self.shared.drivers.catalog();
-        let in_flight: Vec<String> = open.iter().flat_map(|batch| batch.rows.instances.clone()).collect();
+        let mut catalog = self.shared.drivers.catalog();
+        if newest.iter().any(|item| !catalog.by_digest.contains_key(&item.instance.spec.driver.digest)) {
+            // Another replica loaded it.
+            self.shared.drivers.reload().await?;
+            catalog = self.shared.drivers.catalog();
+        }
+        let in_flight: HashSet<&String> = open.iter().flat_map(|batch| &batch.rows.instances).collect();
+        let in_flight: Vec<String> = in_flight.into_iter().cloned().collect();
         let in_flight = self.shared.store.instances_to_write(&in_flight).await?;
         let in_flight: HashSet<&str> = in_flight.iter().map(|item| item.instance.deployment_id.as_str()).collect();
         let mut seen = HashSet::new();
@@ -564,7 +574,8 @@ impl Writer {
                 exists: text.is_some(),
                 committed: text.as_deref().and_then(|text| spec::read_committed(text).ok()),
                 may_arrive: item.written || in_flight.contains(item.instance.deployment_id.as_str()),
-                row: instance_rows.get(&item.instance.id).copied(),
+                older: older_ones.get(&item.instance.deployment_id).map_or(&[], Vec::as_slice),
+                rows: &instance_rows,
             };
             place_instance(&mut work, item, &place);
             let digest = &item.instance.spec.driver.digest;
@@ -598,8 +609,10 @@ struct Place<'a> {
     committed: Option<Committed>,
     /// An earlier instance was written, or its push is perhaps still under way.
     may_arrive: bool,
-    /// Outbox row of the instance.
-    row: Option<i64>,
+    /// Older instances of the deployment that wait too.
+    older: &'a [String],
+    /// Outbox rows by instance.
+    rows: &'a HashMap<String, i64>,
 }
 
 /// Adds one instance to the work: its files, or the absence of its deployment's.
@@ -617,9 +630,14 @@ fn place_instance(work: &mut Work, item: &InstanceToWrite, place: &Place<'_>) {
     let absent = instance.document.is_none() && !place.exists;
     let there = place.committed.as_ref().is_some_and(|file| file.instance_id == instance.id);
     if there || (absent && !place.may_arrive) {
-        // Nothing to do for it: its row leaves without being named in a commit.
-        work.rows.outbox.retain(|id| Some(*id) != place.row);
-        work.quiet.outbox.extend(place.row);
+        // Nothing to do for it: its row leaves without being named in a commit, and with it, in
+        // the same transaction, those of older ones, which would otherwise come back without it.
+        let ids = std::iter::once(&instance.id).chain(place.older);
+        let rows: HashSet<i64> = ids.filter_map(|id| place.rows.get(id).copied()).collect();
+        work.rows.outbox.retain(|id| !rows.contains(id));
+        work.rows.superseded.retain(|id| !place.older.contains(id));
+        work.quiet.outbox.extend(rows);
+        work.quiet.superseded.extend_from_slice(place.older);
         work.quiet.instances.push(instance.id.clone());
         return;
     }

@@ -19,6 +19,10 @@ pub(in crate::store) struct SqlStore {
 
 type Tx = Transaction<'static, Db>;
 
+/// How long a push that we gave up may still arrive, in milliseconds: commits older than this are
+/// no longer looked for, so that a repository that refuses for days does not fill the table.
+const LATE_PUSH_LIMIT: i64 = 3_600_000;
+
 /// A unique constraint says [`StoreError::Exists`]; everything else is the database's.
 fn taken(error: sqlx::Error) -> StoreError {
     match &error {
@@ -576,6 +580,14 @@ impl Store for SqlStore {
 
     async fn prepare_batch(&self, batch: &Batch) -> Result<()> {
         let mut tx = self.begin().await?;
+        sqlx::query(
+            "DELETE FROM batches WHERE repository = $1 AND branch = $2 AND state = 'abandoned' AND created_at < $3",
+        )
+        .bind(&batch.repository)
+        .bind(&batch.branch)
+        .bind(batch.created_at - LATE_PUSH_LIMIT)
+        .execute(&mut *tx)
+        .await?;
         sqlx::query(
             "INSERT INTO batches (commit_id, repository, branch, base, rows, state, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7)",
         )
