@@ -327,6 +327,12 @@ async fn outbox(store: &Shared) {
     assert_eq!(store.outbox(&other, 10).await.unwrap(), []);
 
     let ids = ["d-i001", "d-i002", "d-i003", "nope"].map(str::to_owned);
+    let places = store.instance_places(&ids).await.unwrap();
+    assert_eq!(places.iter().map(|place| place.sequence).collect::<Vec<_>>(), [1, 2, 3]);
+    let waiting = store.waiting_instances(&target(), 1000).await.unwrap();
+    assert_eq!(waiting.len(), rows.iter().filter(|row| row.kind == OutboxKind::Instance).count());
+    assert!(places.iter().all(|place| waiting.contains(place)));
+    assert_eq!(store.waiting_instances(&target(), 4).await.unwrap().len(), 1, "three rows before it are no instances");
     let found = store.instances_to_write(&ids).await.unwrap();
     assert_eq!(found.iter().map(|item| item.instance.sequence).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(

@@ -12,13 +12,14 @@ use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::secrets::{ServerKey, credentials_place};
 use crate::store::{
-    Batch, BatchRows, BatchState, Cluster, InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed, Store, StoreError,
-    Target, Task,
+    Batch, BatchRows, BatchState, Cluster, InstancePlace, InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed,
+    Store, StoreError, Target, Task,
 };
 use crate::tasks::machine::{self, Event};
 use crate::{faults, metrics};
 use anyhow::Context as _;
 use git2::Oid;
+use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -420,11 +421,10 @@ impl Writer {
         // Deployment → sequence of the named instance, and the highest of those left out.
         let mut deployments: BTreeMap<String, (Option<i64>, i64)> = BTreeMap::new();
         for (ids, named) in [(&rows.instances, true), (&rows.superseded, false)] {
-            for instance in store.instances_to_write(ids).await? {
-                let (sequence, last) = (instance.instance.sequence, instance.last_sequence);
-                let place = deployments.entry(instance.instance.deployment_id).or_insert((None, last));
+            for place in store.instance_places(ids).await? {
+                let known = deployments.entry(place.deployment_id).or_insert((None, place.last_sequence));
                 if named {
-                    *place = (Some(sequence), sequence);
+                    *known = (Some(place.sequence), place.sequence);
                 }
             }
         }
@@ -526,29 +526,27 @@ impl Writer {
             }
         }
         work.message.environments.dedup();
-        let ids: Vec<String> = instance_rows.keys().cloned().collect();
-        let found = self.shared.store.instances_to_write(&ids).await?;
-        let mut newest: BTreeMap<String, InstanceToWrite> = BTreeMap::new();
+        // Only the newest of each deployment is read with its content: thousands may wait, and the
+        // tip moves while they are read.
+        let mut places: BTreeMap<String, InstancePlace> = BTreeMap::new();
         let mut older_ones: HashMap<String, Vec<String>> = HashMap::new();
-        for candidate in found {
-            let row = instance_rows.get(&candidate.instance.id).copied();
-            work.rows.outbox.extend(row);
-            match newest.entry(candidate.instance.deployment_id.clone()) {
-                std::collections::btree_map::Entry::Vacant(place) => {
-                    place.insert(candidate);
+        for place in self.shared.store.waiting_instances(&self.target, BATCH_MAX).await? {
+            // A row that came after the others were read waits for the next round.
+            let Some(row) = instance_rows.get(&place.id) else { continue };
+            work.rows.outbox.push(*row);
+            let older = match places.entry(place.deployment_id.clone()) {
+                Slot::Vacant(empty) => {
+                    empty.insert(place);
+                    continue;
                 }
-                std::collections::btree_map::Entry::Occupied(mut place) => {
-                    let older = if place.get().instance.sequence < candidate.instance.sequence {
-                        place.insert(candidate)
-                    } else {
-                        candidate
-                    };
-                    older_ones.entry(older.instance.deployment_id).or_default().push(older.instance.id.clone());
-                    work.rows.superseded.push(older.instance.id);
-                }
-            }
+                Slot::Occupied(mut newest) if newest.get().sequence < place.sequence => newest.insert(place),
+                Slot::Occupied(_) => place,
+            };
+            older_ones.entry(older.deployment_id).or_default().push(older.id.clone());
+            work.rows.superseded.push(older.id);
         }
-        let newest: Vec<InstanceToWrite> = newest.into_values().collect();
+        let ids: Vec<String> = places.into_values().map(|place| place.id).collect();
+        let newest = self.shared.store.instances_to_write(&ids).await?;
         let folders = newest.iter().map(|item| folder(item, clusters)).collect::<anyhow::Result<Vec<_>>>()?;
         let existing = {
             let (mirror, paths) = (
@@ -565,8 +563,8 @@ impl Writer {
         }
         let in_flight: HashSet<&String> = open.iter().flat_map(|batch| &batch.rows.instances).collect();
         let in_flight: Vec<String> = in_flight.into_iter().cloned().collect();
-        let in_flight = self.shared.store.instances_to_write(&in_flight).await?;
-        let in_flight: HashSet<&str> = in_flight.iter().map(|item| item.instance.deployment_id.as_str()).collect();
+        let in_flight = self.shared.store.instance_places(&in_flight).await?;
+        let in_flight: HashSet<&str> = in_flight.iter().map(|place| place.deployment_id.as_str()).collect();
         let mut seen = HashSet::new();
         for ((item, folder), text) in newest.iter().zip(&folders).zip(&existing) {
             let place = Place {

@@ -512,6 +512,19 @@ pub struct InstanceToWrite {
     pub written: bool,
 }
 
+/// Which instance of which deployment, without its content.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct InstancePlace {
+    /// Id of the instance.
+    pub id: String,
+    /// Its deployment.
+    pub deployment_id: String,
+    /// Its sequence.
+    pub sequence: i64,
+    /// Newest sequence of the deployment.
+    pub last_sequence: i64,
+}
+
 /// A change of one deployment: all of it is stored, or nothing.
 #[derive(Debug, Clone)]
 pub struct Change {
@@ -617,7 +630,11 @@ pub trait Store: Send + Sync {
     async fn outbox(&self, target: &Target, limit: i64) -> Result<Vec<OutboxRow>>;
     /// Number of waiting rows.
     async fn outbox_size(&self) -> Result<i64>;
-    /// Instances with their places.
+    /// Where the instances of the oldest waiting rows belong, in one statement.
+    async fn waiting_instances(&self, target: &Target, limit: i64) -> Result<Vec<InstancePlace>>;
+    /// Where these instances belong.
+    async fn instance_places(&self, ids: &[String]) -> Result<Vec<InstancePlace>>;
+    /// Instances with their content and places.
     async fn instances_to_write(&self, ids: &[String]) -> Result<Vec<InstanceToWrite>>;
     /// Running tasks of the deployment, up to and including a sequence, with their steps.
     async fn running_tasks(&self, deployment: &str, up_to: i64) -> Result<Vec<Task>>;

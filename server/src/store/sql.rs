@@ -3,8 +3,8 @@
 
 use super::{BEGIN, Db, for_share};
 use crate::store::{
-    After, Batch, Change, Cluster, Deployment, DriverVersion, Environment, Instance, InstanceToWrite, OutboxKind,
-    OutboxRow, Person, Pushed, Result, Secret, Step, Store, StoreError, Target, Task, Token, TokenKind,
+    After, Batch, Change, Cluster, Deployment, DriverVersion, Environment, Instance, InstancePlace, InstanceToWrite,
+    OutboxKind, OutboxRow, Person, Pushed, Result, Secret, Step, Store, StoreError, Target, Task, Token, TokenKind,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
@@ -535,6 +535,33 @@ impl Store for SqlStore {
 
     async fn outbox_size(&self) -> Result<i64> {
         Ok(sqlx::query("SELECT COUNT(*) FROM outbox").fetch_one(&self.reader).await?.try_get(0)?)
+    }
+
+    async fn waiting_instances(&self, target: &Target, limit: i64) -> Result<Vec<InstancePlace>> {
+        Ok(sqlx::query_as(
+            "SELECT i.id AS id, i.deployment_id AS deployment_id, i.sequence AS sequence, d.last_sequence AS last_sequence FROM (SELECT id, kind, subject_id FROM outbox WHERE repository = $1 AND branch = $2 ORDER BY id LIMIT $3) o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.kind = 'instance'",
+        )
+        .bind(&target.repository)
+        .bind(&target.branch)
+        .bind(limit)
+        .fetch_all(&self.reader)
+        .await?)
+    }
+
+    async fn instance_places(&self, ids: &[String]) -> Result<Vec<InstancePlace>> {
+        let mut found = Vec::with_capacity(ids.len());
+        let mut connection = self.reader.acquire().await?;
+        for id in ids {
+            found.extend(
+                sqlx::query_as::<_, InstancePlace>(
+                    "SELECT i.id AS id, i.deployment_id AS deployment_id, i.sequence AS sequence, d.last_sequence AS last_sequence FROM instances i JOIN deployments d ON d.id = i.deployment_id WHERE i.id = $1",
+                )
+                .bind(id)
+                .fetch_optional(&mut *connection)
+                .await?,
+            );
+        }
+        Ok(found)
     }
 
     async fn instances_to_write(&self, ids: &[String]) -> Result<Vec<InstanceToWrite>> {
