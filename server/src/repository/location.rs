@@ -47,8 +47,10 @@ impl Location {
             });
         }
         let path = path.unwrap_or_default().trim_matches('/');
-        let wrong =
-            |part: &str| matches!(part, "" | "." | ".." | ".git") || part.chars().any(|c| c.is_control() || c == '\\');
+        let wrong = |part: &str| {
+            matches!(part.to_lowercase().as_str(), "" | "." | ".." | ".git" | "git~1")
+                || part.chars().any(|c| c.is_control() || c == '\\')
+        };
         if !path.is_empty() && path.split('/').any(wrong) {
             return Err(LocationProblem {
                 field: "git.path",
