@@ -36,6 +36,8 @@ use tracing::{Instrument as _, error, info, info_span, warn};
 
 /// Most outbox rows of one commit.
 const BATCH_MAX: i64 = 20_000;
+/// Longest time to gather changes between two commits.
+const GATHER_MAX: Duration = Duration::from_millis(500);
 /// How often writers look although nobody woke them.
 const LOOK: Duration = Duration::from_secs(30);
 /// After how many moved tips in a row a writer pauses: then it is not people who are in the way.
@@ -96,6 +98,7 @@ impl Writers {
                                 mirror: None,
                                 tip: None,
                                 moved: 0,
+                                gather: None,
                             };
                             let span = writer.span.clone();
                             tasks.spawn(writer.run(Arc::clone(&notify), stop.clone()).instrument(span));
@@ -175,6 +178,8 @@ struct Writer {
     tip: Option<Option<Oid>>,
     /// Rounds in a row whose push met a moved tip.
     moved: u32,
+    /// How long to gather changes before the next round: as long as the last push took.
+    gather: Option<Duration>,
 }
 
 /// What one commit shall do.
@@ -198,6 +203,15 @@ impl Writer {
             let wait = match self.round().await {
                 Ok(Outcome::Again) => {
                     pause = self.shared.settings.retry_first;
+                    if let Some(gather) = self.gather.take() {
+                        // Under a steady stream of changes half of the time goes to gathering, so
+                        // that they share commits; a single change finds the writer idle.
+                        self.tip = None;
+                        tokio::select! {
+                            () = stop.cancelled() => {}
+                            () = tokio::time::sleep(gather) => {}
+                        }
+                    }
                     if stop.is_cancelled() {
                         return;
                     }
@@ -284,6 +298,7 @@ impl Writer {
     /// Commits, records, pushes, looks, records.
     async fn write(&mut self, mirror: &Mirror, tip: Option<Oid>, work: Work) -> Result<Outcome> {
         let shared = Arc::clone(&self.shared);
+        let started = tokio::time::Instant::now();
         let now = shared.clock.now();
         let committer = shared.settings.committer.clone();
         let author = work.message.single_author(&work.authors).map_or_else(
@@ -340,6 +355,7 @@ impl Writer {
             );
             self.moved = 0;
             self.tip = Some(new_tip);
+            self.gather = Some(started.elapsed().min(GATHER_MAX));
             return Ok(Outcome::Again);
         }
         shared.store.abandon_batch(&batch.commit_id).await?;
