@@ -1,5 +1,6 @@
 //! Our drivers with their charts: what the renderer makes of them, Helm takes.
 
+use base64::Engine as _;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -128,8 +129,13 @@ async fn postgresql_has_its_password_storage_and_settings() {
     let parameters = json!({ "max_connections": 50, "storage_size": "20Gi", "settings": { "work_mem": "16MB" } });
     let found = template("postgresql", "17", config, parameters, &[("password", "it's \"so\" {{ secret }}")]).await;
     let secret = &found["Secret"][0];
-    let values: Vec<&str> = secret["stringData"].as_object().unwrap().values().filter_map(Value::as_str).collect();
-    assert!(values.contains(&"it's \"so\" {{ secret }}"), "{secret}");
+    let values: Vec<Vec<u8>> = secret["data"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|text| base64::engine::general_purpose::STANDARD.decode(text.as_str().unwrap()).unwrap())
+        .collect();
+    assert!(values.contains(&b"it's \"so\" {{ secret }}".to_vec()), "{secret}");
     let set = &found["StatefulSet"][0];
     assert_eq!(set["spec"]["replicas"], 1);
     assert_eq!(set["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"], "database");
