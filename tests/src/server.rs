@@ -42,6 +42,25 @@ pub fn drivers() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../drivers")
 }
 
+/// Every file below a folder, by its path in it.
+#[must_use]
+pub fn text_files(folder: &Path) -> BTreeMap<String, String> {
+    fn read(folder: &Path, base: &Path, files: &mut BTreeMap<String, String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                read(&path, base, files);
+            } else {
+                let name = path.strip_prefix(base).unwrap().to_string_lossy().into_owned();
+                files.insert(name, std::fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    let mut files = BTreeMap::new();
+    read(folder, folder, &mut files);
+    files
+}
+
 /// Copies a folder with everything in it.
 pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();

@@ -3,7 +3,6 @@
 use base64::Engine as _;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
 use styrmin_renderer::config::Object;
 use styrmin_renderer::context::{self, Inputs, Named};
 use styrmin_renderer::driver::Driver;
@@ -12,18 +11,6 @@ use styrmin_renderer::{objects, yaml};
 use styrmin_tests::server::drivers;
 use styrmin_tests::tools::{run, tool};
 use tokio::process::Command;
-
-fn read(folder: &Path, base: &Path, files: &mut BTreeMap<String, String>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            read(&path, base, files);
-        } else {
-            let name = path.strip_prefix(base).unwrap().to_string_lossy().into_owned();
-            files.insert(name, std::fs::read_to_string(&path).unwrap());
-        }
-    }
-}
 
 fn object(value: Value) -> Object {
     serde_json::from_value(value).unwrap()
@@ -38,8 +25,7 @@ async fn template(
     secrets: &[(&str, &str)],
 ) -> BTreeMap<String, Vec<Value>> {
     let folder = drivers().join(name);
-    let mut files = BTreeMap::new();
-    read(&folder, &folder, &mut files);
+    let files = styrmin_tests::server::text_files(&folder);
     let driver = Driver::from_files(files).unwrap();
     let fingerprints = secrets.iter().map(|(key, _)| ((*key).to_owned(), "f".to_owned())).collect();
     let resolution = context::resolve(&Inputs {

@@ -308,8 +308,7 @@ async fn many_files() {
 async fn render() {
     const COUNT: usize = 10_000;
     let folder = styrmin_tests::server::drivers().join("web-application");
-    let mut files = BTreeMap::new();
-    read(&folder, &folder, &mut files);
+    let files = styrmin_tests::server::text_files(&folder);
     let driver = Driver::from_files(files).unwrap();
     let environment: names::EnvironmentId = "environmentx".parse().unwrap();
     let start = Instant::now();
@@ -343,18 +342,6 @@ async fn render() {
         "render",
         json!({ "instances": COUNT, "ours_per_second": ours.round(), "kustomize_per_second": round(peer), "ratio": round(ours / peer), "goal": 100 }),
     );
-}
-
-fn read(folder: &Path, base: &Path, files: &mut BTreeMap<String, String>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            read(&path, base, files);
-        } else {
-            let name = path.strip_prefix(base).unwrap().to_string_lossy().into_owned();
-            files.insert(name, std::fs::read_to_string(&path).unwrap());
-        }
-    }
 }
 
 fn one_instance(driver: &Driver, environment: &names::EnvironmentId, number: usize) -> String {
