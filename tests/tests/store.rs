@@ -360,10 +360,13 @@ async fn outbox(store: &Shared) {
         created_at: 9,
     };
     store.prepare_batch(&batch("c1", BatchState::Prepared)).await.unwrap();
-    store.abandon_batch("c1").await.unwrap();
+    store.abandon_batch(&batch("c1", BatchState::Prepared)).await.unwrap();
     store.prepare_batch(&batch("c2", BatchState::Prepared)).await.unwrap();
     let open = store.open_batches(&target()).await.unwrap();
-    assert_eq!(open, [batch("c1", BatchState::Abandoned), batch("c2", BatchState::Prepared)]);
+    let mut abandoned = batch("c1", BatchState::Abandoned);
+    abandoned.rows.outbox.clear();
+    abandoned.rows.superseded.clear();
+    assert_eq!(open, [abandoned, batch("c2", BatchState::Prepared)]);
     assert_eq!(store.open_batches(&other).await.unwrap(), []);
 
     let mut tasks = store.running_tasks("d", 3).await.unwrap();

@@ -167,6 +167,33 @@ impl Mirror {
             .collect()
     }
 
+    /// Whether files are the same at two tips.
+    ///
+    /// # Errors
+    /// When an object cannot be read.
+    pub fn same<'a>(
+        &self,
+        one: Option<Oid>,
+        other: Option<Oid>,
+        paths: impl Iterator<Item = &'a String>,
+    ) -> Result<bool, git2::Error> {
+        let repository = Repository::open_bare(&self.path)?;
+        let tree = |tip: Option<Oid>| tip.map(|id| repository.find_commit(id)?.tree()).transpose();
+        let (one, other) = (tree(one)?, tree(other)?);
+        for path in paths {
+            let entry = |tree: &Option<git2::Tree<'_>>| match tree.as_ref().map(|tree| tree.get_path(Path::new(path))) {
+                None => Ok(None),
+                Some(Ok(entry)) => Ok(Some(entry.id())),
+                Some(Err(error)) if error.code() == git2::ErrorCode::NotFound => Ok(None),
+                Some(Err(error)) => Err(error),
+            };
+            if entry(&one)? != entry(&other)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     #[expect(clippy::too_many_arguments, reason = "all of it is what a commit consists of")]
     /// A commit of `edits` on `tip`; `None` when they change nothing, unless `anyway`.
     ///

@@ -12,8 +12,8 @@ use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::secrets::{ServerKey, credentials_place};
 use crate::store::{
-    Batch, BatchRows, BatchState, Cluster, InstancePlace, InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed,
-    Store, StoreError, Target, Task,
+    Batch, BatchRows, BatchState, Cluster, InstancePlace, InstanceToWrite, Millis, OutboxKind, OutboxRow, Person,
+    Pushed, Store, StoreError, Target, Task,
 };
 use crate::tasks::machine::{self, Event};
 use crate::{faults, metrics};
@@ -295,82 +295,107 @@ impl Writer {
         self.write(&mirror, tip, work).await
     }
 
-    /// Commits, records, pushes, looks, records.
-    async fn write(&mut self, mirror: &Mirror, tip: Option<Oid>, work: Work) -> Result<Outcome> {
+    /// Commits, records, pushes, looks, records. When the tip moves meanwhile and nobody changed what
+    /// the work is about, the same work goes onto the new tip at once: planning thousands of rows anew
+    /// takes longer than somebody else needs to move it again.
+    async fn write(&mut self, mirror: &Mirror, mut tip: Option<Oid>, work: Work) -> Result<Outcome> {
         let shared = Arc::clone(&self.shared);
         let started = tokio::time::Instant::now();
-        let now = shared.clock.now();
-        let committer = shared.settings.committer.clone();
+        let work = Arc::new(work);
+        loop {
+            let now = shared.clock.now();
+            let Some(commit) = self.commit(mirror, tip, &work, now).await? else {
+                // Everything is there already: no commit for no change.
+                self.drop_rows(&work.rows).await?;
+                self.tip = Some(tip);
+                return Ok(Outcome::Again);
+            };
+            let batch = Batch {
+                commit_id: commit.to_string(),
+                repository: self.target.repository.clone(),
+                branch: self.target.branch.clone(),
+                base: tip.map(|id| id.to_string()),
+                rows: work.rows.clone(),
+                state: BatchState::Prepared,
+                created_at: now,
+            };
+            shared.store.prepare_batch(&batch).await?;
+            faults::point("after-prepare");
+            let answer = mirror.push(commit).await;
+            faults::point("after-push");
+            let new_tip = match (mirror.fetch().await, &answer) {
+                (Ok(tip), _) => tip,
+                // The first failure says more than the second.
+                (Err(_), Err(_)) => {
+                    return Err(answer.err().map_or_else(|| anyhow::anyhow!("push").into(), Into::into));
+                }
+                (Err(error), Ok(())) => return Err(error.into()),
+            };
+            faults::point("after-reread");
+            if self.contains(mirror, new_tip, tip, commit).await? {
+                self.finish(Some(&batch.commit_id), Some(&batch.commit_id), &work.rows).await?;
+                faults::point("after-record");
+                metrics::pushed(work.rows.instances.len());
+                info!(
+                    commit = batch.commit_id,
+                    instances = work.rows.instances.len(),
+                    superseded = work.rows.superseded.len(),
+                    duration_ms = shared.clock.now() - now,
+                    "pushed"
+                );
+                self.moved = 0;
+                self.tip = Some(new_tip);
+                self.gather = Some(started.elapsed().min(GATHER_MAX));
+                return Ok(Outcome::Again);
+            }
+            shared.store.abandon_batch(&batch).await?;
+            if new_tip == tip || self.moved >= MOVED_MAX {
+                self.moved = 0;
+                return Err(answer.err().map_or_else(
+                    || {
+                        anyhow::anyhow!("the repository accepted the push, but its branch does not have the commit")
+                            .into()
+                    },
+                    Into::into,
+                ));
+            }
+            self.moved += 1;
+            if !self.untouched(mirror, tip, new_tip, &work).await? {
+                self.tip = Some(new_tip);
+                return Ok(Outcome::Again);
+            }
+            tip = new_tip;
+        }
+    }
+
+    /// The work as a commit on `tip`; `None` when it changes nothing.
+    async fn commit(&self, mirror: &Mirror, tip: Option<Oid>, work: &Arc<Work>, now: Millis) -> Result<Option<Oid>> {
+        let committer = self.shared.settings.committer.clone();
         let author = work.message.single_author(&work.authors).map_or_else(
             || committer.clone(),
             |person| Signature { name: person.name.clone(), email: person.email.clone() },
         );
-        let (commit, rows) = {
-            let mirror = mirror.clone();
-            let committed = spawn_blocking(move || {
-                let text = work.message.text();
-                mirror
-                    .commit(tip, &work.edits, work.anyway, &text, &author, &committer, now.div_euclid(1000))
-                    .map(|commit| (commit, work.rows))
-            });
-            committed.await.context("the commit could not be made")??
-        };
+        let (mirror, work) = (mirror.clone(), Arc::clone(work));
+        let committed = spawn_blocking(move || {
+            let text = work.message.text();
+            mirror.commit(tip, &work.edits, work.anyway, &text, &author, &committer, now.div_euclid(1000))
+        });
+        let commit = committed.await.context("the commit could not be made")??;
         faults::point("after-splice");
-        let Some(commit) = commit else {
-            // Everything is there already: no commit for no change.
-            self.drop_rows(&rows).await?;
-            self.tip = Some(tip);
-            return Ok(Outcome::Again);
-        };
-        let batch = Batch {
-            commit_id: commit.to_string(),
-            repository: self.target.repository.clone(),
-            branch: self.target.branch.clone(),
-            base: tip.map(|id| id.to_string()),
-            rows: rows.clone(),
-            state: BatchState::Prepared,
-            created_at: now,
-        };
-        shared.store.prepare_batch(&batch).await?;
-        faults::point("after-prepare");
-        let answer = mirror.push(commit).await;
-        faults::point("after-push");
-        let new_tip = match (mirror.fetch().await, &answer) {
-            (Ok(tip), _) => tip,
-            // The first failure says more than the second.
-            (Err(_), Err(_)) => return Err(answer.err().map_or_else(|| anyhow::anyhow!("push").into(), Into::into)),
-            (Err(error), Ok(())) => return Err(error.into()),
-        };
-        faults::point("after-reread");
-        if self.contains(mirror, new_tip, tip, commit).await? {
-            self.finish(Some(&batch.commit_id), Some(&batch.commit_id), &rows).await?;
-            faults::point("after-record");
-            metrics::pushed(rows.instances.len());
-            info!(
-                commit = batch.commit_id,
-                instances = rows.instances.len(),
-                superseded = rows.superseded.len(),
-                duration_ms = shared.clock.now() - now,
-                "pushed"
-            );
-            self.moved = 0;
-            self.tip = Some(new_tip);
-            self.gather = Some(started.elapsed().min(GATHER_MAX));
-            return Ok(Outcome::Again);
-        }
-        shared.store.abandon_batch(&batch.commit_id).await?;
-        if new_tip != tip && self.moved < MOVED_MAX {
-            self.moved += 1;
-            self.tip = Some(new_tip);
-            return Ok(Outcome::Again);
-        }
-        self.moved = 0;
-        match answer {
-            Err(error) => Err(error.into()),
-            Ok(()) => {
-                Err(anyhow::anyhow!("the repository accepted the push, but its branch does not have the commit").into())
-            }
-        }
+        Ok(commit)
+    }
+
+    /// Whether every file of the work is at the new tip as it was when the work was planned.
+    async fn untouched(
+        &self,
+        mirror: &Mirror,
+        tip: Option<Oid>,
+        new_tip: Option<Oid>,
+        work: &Arc<Work>,
+    ) -> Result<bool> {
+        let (mirror, work) = (mirror.clone(), Arc::clone(work));
+        let same = spawn_blocking(move || mirror.same(tip, new_tip, work.edits.keys()));
+        Ok(same.await.context("the repository could not be read")??)
     }
 
     async fn contains(&self, mirror: &Mirror, tip: Option<Oid>, base: Option<Oid>, commit: Oid) -> Result<bool> {
@@ -405,7 +430,7 @@ impl Writer {
                 info!(commit = batch.commit_id, "an earlier push has arrived");
                 self.finish(Some(&batch.commit_id), Some(&batch.commit_id), &batch.rows).await?;
             } else if batch.state == BatchState::Prepared {
-                self.shared.store.abandon_batch(&batch.commit_id).await?;
+                self.shared.store.abandon_batch(batch).await?;
             }
         }
         Ok(!found.is_empty())

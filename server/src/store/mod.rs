@@ -644,8 +644,9 @@ pub trait Store: Send + Sync {
     async fn prepare_batch(&self, batch: &Batch) -> Result<()>;
     /// Commits of one repository that may still turn up.
     async fn open_batches(&self, target: &Target) -> Result<Vec<Batch>>;
-    /// The commit is not in the remote's history.
-    async fn abandon_batch(&self, commit_id: &str) -> Result<()>;
+    /// The commit is not in the remote's history. Of its rows only the instances stay: should it turn
+    /// up later, it says what they became, and the rest is found waiting and planned again.
+    async fn abandon_batch(&self, batch: &Batch) -> Result<()>;
     /// The repository holds what the rows ask for: they leave the outbox, their tasks move on.
     async fn finish_batch(&self, pushed: &Pushed) -> Result<()>;
 

@@ -3,6 +3,7 @@
 use super::Result;
 use sqlx::postgres::PgPoolOptions;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 #[path = "sql.rs"]
 #[expect(clippy::duplicate_mod, reason = "one text of SQL, compiled for each database")]
@@ -19,8 +20,12 @@ macro_rules! for_share {
 }
 pub(super) use for_share;
 
+const CONNECTIONS: u32 = 16;
+const CHANGES: usize = 8;
+
 pub(super) async fn open(url: &str) -> Result<sql::SqlStore> {
-    let pool = PgPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(60)).connect(url).await?;
+    let pool =
+        PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(Duration::from_secs(60)).connect(url).await?;
     sqlx::migrate!("migrations/postgres").run(&pool).await?;
-    Ok(sql::SqlStore { writer: pool.clone(), reader: pool })
+    Ok(sql::SqlStore { writer: pool.clone(), reader: pool, changes: Semaphore::new(CHANGES) })
 }

@@ -3,21 +3,31 @@
 
 use super::{BEGIN, Db, for_share};
 use crate::store::{
-    After, Batch, Change, Cluster, Deployment, DriverVersion, Environment, Instance, InstancePlace, InstanceToWrite,
-    OutboxKind, OutboxRow, Person, Pushed, Result, Secret, Step, Store, StoreError, Target, Task, Token, TokenKind,
+    After, Batch, BatchRows, Change, Cluster, Deployment, DriverVersion, Environment, Instance, InstancePlace,
+    InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed, Result, Secret, Step, Store, StoreError, Target, Task,
+    Token, TokenKind,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
 use sqlx::{Pool, Row as _, Transaction};
 use std::collections::HashMap;
+use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// A store on one kind of database.
 pub(in crate::store) struct SqlStore {
     pub(super) writer: Pool<Db>,
     pub(super) reader: Pool<Db>,
+    /// How many changes may hold or wait for a writer connection at a time. Fewer than there are
+    /// connections, or one: what the repository writers record must not queue behind every caller,
+    /// or the remote's branch moves on before each push.
+    pub(super) changes: Semaphore,
 }
 
 type Tx = Transaction<'static, Db>;
+
+/// How long a change waits for its turn, as the pools do for a connection.
+const TURN_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a push that we gave up may still arrive, in milliseconds: commits older than this are
 /// no longer looked for, so that a repository that refuses for days does not fill the table.
@@ -399,6 +409,8 @@ impl Store for SqlStore {
     }
 
     async fn change(&self, change: &Change) -> Result<Deployment> {
+        let turn = tokio::time::timeout(TURN_LIMIT, self.changes.acquire()).await;
+        let Ok(Ok(_turn)) = turn else { return Err(sqlx::Error::PoolTimedOut.into()) };
         let mut tx = self.begin().await?;
         let (cluster, environment) = (&change.cluster, &change.environment);
         check_version(&mut tx, for_share!("SELECT version FROM clusters WHERE id = $1"), &cluster.0, cluster.1).await?;
@@ -641,9 +653,12 @@ impl Store for SqlStore {
         .await?)
     }
 
-    async fn abandon_batch(&self, commit_id: &str) -> Result<()> {
-        sqlx::query("UPDATE batches SET state = 'abandoned' WHERE commit_id = $1 AND state = 'prepared'")
-            .bind(commit_id)
+    async fn abandon_batch(&self, batch: &Batch) -> Result<()> {
+        // A tip that moves quickly abandons many commits of thousands of rows each.
+        let rows = BatchRows { instances: batch.rows.instances.clone(), ..BatchRows::default() };
+        sqlx::query("UPDATE batches SET state = 'abandoned', rows = $2 WHERE commit_id = $1 AND state = 'prepared'")
+            .bind(&batch.commit_id)
+            .bind(Json(rows))
             .execute(&self.writer)
             .await?;
         Ok(())

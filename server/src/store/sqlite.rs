@@ -4,6 +4,7 @@ use super::Result;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use std::str::FromStr;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 #[path = "sql.rs"]
 #[expect(clippy::duplicate_mod, reason = "one text of SQL, compiled for each database")]
@@ -35,5 +36,5 @@ pub(super) async fn open(url: &str) -> Result<sql::SqlStore> {
     let writer = pool(1).connect_with(options.clone()).await?;
     sqlx::migrate!("migrations/sqlite").run(&writer).await?;
     let reader = pool(READERS).connect_with(options).await?;
-    Ok(sql::SqlStore { writer, reader })
+    Ok(sql::SqlStore { writer, reader, changes: Semaphore::new(1) })
 }
