@@ -5,10 +5,13 @@
 //! needs.
 
 pub mod git;
+pub mod gitea;
+pub mod plane;
 pub mod postgres;
 pub mod remote;
 pub mod server;
 pub mod tools;
+pub mod trace;
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};

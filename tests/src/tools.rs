@@ -5,21 +5,26 @@ use std::process::Stdio;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-/// The program `name` from the control-plane cache.
-///
-/// # Panics
-/// When it was not built: `tests/control-plane/build` does that.
+/// The folder of what `tests/control-plane/build` makes.
 #[must_use]
-pub fn tool(name: &str) -> PathBuf {
-    let folder = std::env::var_os("STYRMIN_TEST_CACHE").map_or_else(
+pub fn folder() -> PathBuf {
+    std::env::var_os("STYRMIN_TEST_CACHE").map_or_else(
         || {
             let cache = std::env::var_os("XDG_CACHE_HOME")
                 .map_or_else(|| PathBuf::from(std::env::var_os("HOME").expect("HOME")).join(".cache"), PathBuf::from);
             cache.join("styrmin/control-plane")
         },
         PathBuf::from,
-    );
-    let path = folder.join(name);
+    )
+}
+
+/// The program `name` of it.
+///
+/// # Panics
+/// When it was not built: `tests/control-plane/build` does that.
+#[must_use]
+pub fn tool(name: &str) -> PathBuf {
+    let path = folder().join(name);
     assert!(path.is_file(), "{} is missing; run tests/control-plane/build", path.display());
     path
 }
