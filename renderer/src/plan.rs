@@ -7,6 +7,30 @@ use crate::driver::DriverSpec;
 use crate::driver::format::{Action, Hook, Mode};
 use crate::spec::{Lifecycle, StyrminDeploymentSpec};
 
+/// The step of [`StepKind::Prerequisites`].
+pub const PREREQUISITES: &str = "Create network policies and secrets";
+/// The step of [`StepKind::HelmRelease`].
+pub const HELM_RELEASE: &str = "Install or upgrade the HelmRelease";
+/// The step of [`StepKind::Services`].
+pub const SERVICES: &str = "Create services and middlewares";
+/// The step of [`StepKind::Ready`].
+pub const READY: &str = "Wait for the deployment to be ready";
+/// The step of [`StepKind::Teardown`].
+pub const TEARDOWN: &str = "Remove the deployment's resources and namespace";
+
+/// Name of a step that every driver has; `None` for a driver's own.
+#[must_use]
+pub fn step_name(kind: &StepKind) -> Option<&'static str> {
+    match kind {
+        StepKind::Prerequisites => Some(PREREQUISITES),
+        StepKind::HelmRelease => Some(HELM_RELEASE),
+        StepKind::Services => Some(SERVICES),
+        StepKind::Ready => Some(READY),
+        StepKind::Teardown => Some(TEARDOWN),
+        StepKind::Hook { .. } => None,
+    }
+}
+
 /// What kind of change it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Workflow {
@@ -105,7 +129,7 @@ pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentS
         for mode in [Mode::Pre, Mode::Core, Mode::Post] {
             steps.extend(hooks(driver, Hook::BeforeDelete, mode));
         }
-        steps.push(step("Remove the deployment's resources and namespace", StepKind::Teardown));
+        steps.push(step(TEARDOWN, StepKind::Teardown));
         return Plan { workflow, steps };
     }
     let hook = match workflow {
@@ -118,13 +142,13 @@ pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentS
         steps.extend(jobs(from, to, driver, mode));
         steps
     };
-    let mut steps = vec![step("Create network policies and secrets", StepKind::Prerequisites)];
+    let mut steps = vec![step(PREREQUISITES, StepKind::Prerequisites)];
     steps.extend(at(Mode::Pre));
-    steps.push(step("Install or upgrade the HelmRelease", StepKind::HelmRelease));
+    steps.push(step(HELM_RELEASE, StepKind::HelmRelease));
     steps.extend(at(Mode::Core));
-    steps.push(step("Create services and middlewares", StepKind::Services));
+    steps.push(step(SERVICES, StepKind::Services));
     steps.extend(at(Mode::Post));
-    steps.push(step("Wait for the deployment to be ready", StepKind::Ready));
+    steps.push(step(READY, StepKind::Ready));
     Plan { workflow, steps }
 }
 

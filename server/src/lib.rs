@@ -1,7 +1,8 @@
 //! The Styrmin server.
 //!
 //! The rooms, each with a module comment that says what may enter: [`changes`] (mutations →
-//! instance + task; the only writer of desired state), [`tasks`] (the pure state machine),
+//! instance + task; the only writer of desired state), [`reports`] (what agents say; the only writer
+//! of observed state), [`tasks`] (the pure state machine),
 //! [`repository`] (the only writer of Git), [`drivers`] (load, watch), [`secrets`], [`store`]
 //! (traits and their two implementations), [`api`] (GraphQL, HTTP, Git), [`auth`].
 //! `docs/architecture.md` walks one change through them.
@@ -13,6 +14,7 @@ pub mod clock;
 pub mod drivers;
 pub mod faults;
 pub mod metrics;
+pub mod reports;
 pub mod repository;
 pub mod secrets;
 pub mod settings;
@@ -83,7 +85,8 @@ pub async fn serve(
         Arc::new(changes::Changes::new(Arc::clone(&store), Arc::clone(&drivers), key, Arc::clone(&clock), wake));
     let watching = tokio::spawn(Arc::clone(&drivers).watch(stop.clone()));
     let writing = tokio::spawn(writers.run(stop.clone()));
-    let app = api::router(Api { store, changes, drivers, clock, host });
+    let reports = Arc::new(reports::Reports::new(Arc::clone(&store), Arc::clone(&clock)));
+    let app = api::router(Api { store, changes, reports, drivers, clock, host });
     info!(%address, "listening");
     listening(address);
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());

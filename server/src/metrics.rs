@@ -17,6 +17,9 @@ struct Metrics {
     committed_instances: Counter,
     push_failures: Family<Label, Counter>,
     requests: Family<Label, Counter>,
+    reports: Family<Label, Counter>,
+    report_rows: Counter,
+    report_ignored: Counter,
     outbox: Gauge,
 }
 
@@ -29,6 +32,9 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
         committed_instances: Counter::default(),
         push_failures: Family::default(),
         requests: Family::default(),
+        reports: Family::default(),
+        report_rows: Counter::default(),
+        report_ignored: Counter::default(),
         outbox: Gauge::default(),
         registry: Registry::default(),
     };
@@ -38,6 +44,9 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
     registry.register("committed_instances", "Instances named in pushed commits", metrics.committed_instances.clone());
     registry.register("push_failures", "Failed rounds of repository writers by cause", metrics.push_failures.clone());
     registry.register("requests", "Answered HTTP requests by status", metrics.requests.clone());
+    registry.register("reports", "Reports of agents by result", metrics.reports.clone());
+    registry.register("report_rows", "Rows that reports changed", metrics.report_rows.clone());
+    registry.register("report_ignored", "Reported objects that were left out", metrics.report_ignored.clone());
     registry.register("outbox_waiting", "Rows waiting for a repository", metrics.outbox.clone());
     Metrics { registry, ..metrics }
 });
@@ -66,6 +75,21 @@ pub fn push_failed(cause: &str) {
 /// An answered request.
 pub fn request(status: u16) {
     METRICS.requests.get_or_create(&[("status", status.to_string())]).inc();
+}
+
+/// A report of an agent, by what became of it.
+pub fn report(result: &str) {
+    METRICS.reports.get_or_create(&[("result", result.to_owned())]).inc();
+}
+
+/// Rows of observed state that a report changed.
+pub fn report_rows(rows: usize) {
+    METRICS.report_rows.inc_by(rows as u64);
+}
+
+/// Reported objects that are not the cluster's.
+pub fn report_ignored(objects: usize) {
+    METRICS.report_ignored.inc_by(objects as u64);
 }
 
 /// In the Prometheus text format; `waiting` rows are in the outbox.

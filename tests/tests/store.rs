@@ -6,9 +6,10 @@ use std::sync::Arc;
 use styrmin_renderer::config::Object;
 use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeploymentSpec};
 use styrmin_server::store::{
-    self, Batch, BatchRows, BatchState, Change, Cluster, Deployment, DeploymentState, DriverVersion, Environment,
-    Instance, InstanceState, Lifecycle, OutboxKind, Person, Pushed, Secret, Step, StepState, Store, StoreError, Target,
-    Task, TaskState, Token, TokenKind,
+    self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, Deployment, DeploymentOutcome, DeploymentState,
+    DriverVersion, Environment, Instance, InstanceOutcome, InstanceState, LastReport, Lifecycle, OutboxKind, Person,
+    Pushed, Report, Secret, Snapshot, StatusRow, StatusScope, Step, StepState, Store, StoreError, Target, Task,
+    TaskState, Token, TokenKind,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -164,7 +165,10 @@ async fn suite(store: Shared) {
     versions(&store).await;
     races(&store).await;
     outbox(&store).await;
+    statuses(&store).await;
+    outcomes(&store).await;
     names_and_shards(&store).await;
+    confirmations(&store).await;
     drivers(&store).await;
 }
 
@@ -398,6 +402,232 @@ async fn outbox(store: &Shared) {
     assert_eq!(store.task("d-t003").await.unwrap().unwrap().steps[0].state, StepState::Succeeded);
     store.explain_waiting(&ids, "no longer").await.unwrap();
     assert_eq!(store.task("d-t003").await.unwrap().unwrap().steps[0].message.as_deref(), Some("why"));
+}
+
+fn last_report(cluster: &str, epoch: i64, sequence: i64) -> LastReport {
+    LastReport {
+        cluster_id: cluster.into(),
+        cluster_uid: "uid".into(),
+        identity: format!("agent-{epoch}"),
+        epoch,
+        sequence,
+        reported_at: 100 + sequence,
+        pods_at: Some(7),
+        pods_digest: Some("sha256:p".into()),
+        deployments_at: None,
+        deployments_digest: None,
+        flux_at: None,
+        flux_digest: None,
+    }
+}
+
+/// The next report of the first cluster, with nothing in it.
+fn report(snapshot: Snapshot, last: i64) -> Report {
+    Report {
+        last: (last > 0).then_some((1, last)),
+        row: last_report("cluster", 1, last + 1),
+        snapshot,
+        set: Vec::new(),
+        remove: Vec::new(),
+        deployments: Vec::new(),
+        tasks: Vec::new(),
+    }
+}
+
+fn status(snapshot: Snapshot, kind: &str, name: &str, deployment: Option<&str>) -> StatusRow {
+    StatusRow {
+        cluster_id: "cluster".into(),
+        snapshot,
+        kind: kind.into(),
+        namespace: "n".into(),
+        name: name.into(),
+        deployment_id: deployment.map(str::to_owned),
+        uid: String::new(),
+        deleting: false,
+        digest: format!("sha256:{name}"),
+        content: "{}".into(),
+        updated_at: 3,
+    }
+}
+
+/// What agents say: whole snapshots, of which only the differences are written.
+async fn statuses(store: &Shared) {
+    assert_eq!(store.last_report("cluster").await.unwrap(), None);
+    assert_eq!(store.last_report_of("d").await.unwrap(), None);
+    let pod = |name: &str, deployment| status(Snapshot::Pods, "Pod", name, deployment);
+    // More rows than one statement takes.
+    let many = (0..450).map(|number| pod(&format!("p{number:03}"), (number < 3).then_some("d")));
+    let first = Report { set: many.collect(), ..report(Snapshot::Pods, 0) };
+    store.record_report(&first).await.unwrap();
+    assert!(matches!(store.record_report(&first).await, Err(StoreError::Conflict)), "it is not the first any more");
+    assert_eq!(store.last_report("cluster").await.unwrap(), Some(last_report("cluster", 1, 1)));
+    assert_eq!(store.last_report_of("d").await.unwrap(), Some(last_report("cluster", 1, 1)));
+    assert_eq!(store.last_report("second").await.unwrap(), None);
+
+    let flux = |kind: &str| status(Snapshot::Flux, kind, "styrmin", None);
+    let second = Report {
+        set: vec![flux("GitRepository"), flux("Kustomization")],
+        row: LastReport { flux_at: Some(8), flux_digest: Some("sha256:f".into()), ..last_report("cluster", 1, 2) },
+        ..report(Snapshot::Flux, 1)
+    };
+    store.record_report(&second).await.unwrap();
+    let digests = store.status_digests("cluster", Snapshot::Flux).await.unwrap();
+    assert_eq!(digests.len(), 2, "kinds do not get into each other's way");
+    assert_eq!(store.status_digests("cluster", Snapshot::Pods).await.unwrap().len(), 450);
+    assert_eq!(store.status_digests("second", Snapshot::Pods).await.unwrap(), []);
+
+    // One differs, one vanished; a report that is not the next one changes nothing.
+    let changed =
+        StatusRow { digest: "sha256:new".into(), content: "{\"a\":1}".into(), updated_at: 9, ..pod("p000", Some("d")) };
+    let gone = ("Pod".to_owned(), "n".to_owned(), "p001".to_owned());
+    let third = Report { set: vec![changed.clone()], remove: vec![gone], ..report(Snapshot::Pods, 2) };
+    let stale = Report { last: Some((1, 1)), ..third.clone() };
+    assert!(matches!(store.record_report(&stale).await, Err(StoreError::Conflict)));
+    let of_d = async || store.statuses(Snapshot::Pods, StatusScope::Deployment("d"), None, 10).await.unwrap();
+    assert_eq!(of_d().await, ["p000", "p001", "p002"].map(|name| pod(name, Some("d"))));
+    store.record_report(&third).await.unwrap();
+    assert_eq!(of_d().await, [changed.clone(), pod("p002", Some("d"))]);
+
+    let names = |rows: Vec<StatusRow>| rows.into_iter().map(|row| row.name).collect::<Vec<_>>();
+    let after = Some(["cluster", "Pod", "n", "p447"].map(str::to_owned));
+    for scope in [StatusScope::All, StatusScope::Cluster("cluster")] {
+        let page = store.statuses(Snapshot::Pods, scope, None, 2).await.unwrap();
+        assert_eq!(names(page), ["p000", "p002"]);
+        let page = store.statuses(Snapshot::Pods, scope, after.clone(), 10).await.unwrap();
+        assert_eq!(names(page), ["p448", "p449"]);
+    }
+    let after = Some(["cluster", "Pod", "n", "p000"].map(str::to_owned));
+    let page = store.statuses(Snapshot::Pods, StatusScope::Deployment("d"), after, 10).await.unwrap();
+    assert_eq!(names(page), ["p002"]);
+    assert_eq!(store.statuses(Snapshot::Pods, StatusScope::Cluster("second"), None, 10).await.unwrap(), []);
+}
+
+/// Tasks, instances and deployments move together with the report that says why.
+async fn outcomes(store: &Shared) {
+    let places = store.deployment_places("cluster").await.unwrap();
+    let place = places.iter().find(|place| place.id == "d").unwrap();
+    assert_eq!(places.len(), 21);
+    assert_eq!((place.environment_id.as_str(), place.lifecycle), ("environment", Lifecycle::Running));
+    assert_eq!((place.state, place.newest_instance_id.as_deref()), (DeploymentState::Deploying, Some("d-i003")));
+    assert_eq!(store.deployment_places("second").await.unwrap(), []);
+
+    let running = store.running_in("cluster").await.unwrap();
+    assert_eq!(store.running_in("second").await.unwrap(), []);
+    let found = running.iter().find(|running| running.task.id == "d-t003").unwrap();
+    assert_eq!(Some(&found.task), store.task("d-t003").await.unwrap().as_ref(), "with its steps");
+    assert_eq!(
+        (found.shard, found.lifecycle, found.deployment_state),
+        (0, Lifecycle::Running, DeploymentState::Deploying)
+    );
+    assert_eq!((found.revision.as_deref(), found.newest_instance_id.as_deref()), (Some("c2"), Some("d-i003")));
+    assert!(running.iter().all(|running| running.task.state == TaskState::Running && running.task.steps.len() == 2));
+
+    let outcome = |state, instance| DeploymentOutcome {
+        deployment_id: "d".into(),
+        newest_instance_id: Some("d-i003".into()),
+        state,
+        instance,
+    };
+    let active = |id: &str, sequence| Some(InstanceOutcome::Active { id: id.into(), sequence });
+    let mut task = found.task.clone();
+    // The operator's steps are others, and more.
+    task.steps.push(Step { position: 2, name: "another".into(), ..task.steps[1].clone() });
+    task.steps[1] =
+        Step { name: "other".into(), state: StepState::Running, started_at: Some(4), ..task.steps[1].clone() };
+    let good = Report {
+        set: vec![status(Snapshot::Deployments, "StyrminDeployment", "styrmin-d", Some("d"))],
+        deployments: vec![
+            outcome(None, active("d-i002", 2)),
+            outcome(Some(DeploymentState::Running), active("d-i003", 3)),
+        ],
+        tasks: vec![task.clone()],
+        ..report(Snapshot::Deployments, 3)
+    };
+    // A newer instance, or a task that moved meanwhile: nothing of the report is stored.
+    let mut newer = good.clone();
+    newer.deployments[1].newest_instance_id = Some("d-i002".into());
+    let mut moved = good.clone();
+    moved.tasks[0].version = 9;
+    for bad in [newer, moved] {
+        assert!(matches!(store.record_report(&bad).await, Err(StoreError::Conflict)));
+        assert_eq!(store.last_report("cluster").await.unwrap().unwrap().sequence, 3);
+        assert_eq!(store.status_digests("cluster", Snapshot::Deployments).await.unwrap(), []);
+        assert_eq!(store.instance("d-i003").await.unwrap().unwrap().state, InstanceState::Committed);
+    }
+    let version = store.deployment("d").await.unwrap().unwrap().version;
+    assert_eq!(store.running_statuses("cluster").await.unwrap(), []);
+    store.record_report(&good).await.unwrap();
+    let row = store.deployment("d").await.unwrap().unwrap();
+    assert_eq!((row.state, row.active_instance_id.as_deref()), (DeploymentState::Running, Some("d-i003")));
+    assert_eq!(row.version, version, "what is observed is no change of what people wish");
+    let state = async |id: &str| store.instance(id).await.unwrap().unwrap().state;
+    assert_eq!((state("d-i002").await, state("d-i003").await), (InstanceState::Retired, InstanceState::Active));
+    let stored = store.task("d-t003").await.unwrap().unwrap();
+    assert_eq!(stored, Task { version: task.version + 1, ..task.clone() });
+
+    // Once for each running task of its deployment.
+    let found = store.running_statuses("cluster").await.unwrap();
+    assert!(!found.is_empty() && found.iter().all(|row| *row == good.set[0]), "{found:?}");
+    assert_eq!(store.running_statuses("second").await.unwrap(), []);
+
+    // Fewer steps again.
+    let fewer = Task { steps: stored.steps[..1].to_vec(), ..stored };
+    let next = Report {
+        deployments: vec![outcome(
+            Some(DeploymentState::Failed),
+            Some(InstanceOutcome::Failed { id: "d-i003".into() }),
+        )],
+        tasks: vec![fewer],
+        ..report(Snapshot::Deployments, 4)
+    };
+    store.record_report(&next).await.unwrap();
+    assert_eq!(store.task("d-t003").await.unwrap().unwrap().steps.len(), 1);
+    assert_eq!(state("d-i003").await, InstanceState::Failed);
+    assert_eq!(store.deployment("d").await.unwrap().unwrap().state, DeploymentState::Failed);
+
+    // A change that means nothing to the cluster was computed before: it leaves the state alone.
+    let mut quiet = current(change(&row));
+    (quiet.deployment, quiet.instance) = (Deployment { state: DeploymentState::Pending, ..row }, None);
+    store.change(&quiet).await.unwrap();
+    assert_eq!(store.deployment("d").await.unwrap().unwrap().state, DeploymentState::Failed);
+
+    let back = Report {
+        deployments: vec![outcome(Some(DeploymentState::Running), active("d-i003", 3))],
+        ..report(Snapshot::Deployments, 5)
+    };
+    store.record_report(&back).await.unwrap();
+    assert_eq!(state("d-i003").await, InstanceState::Active);
+    let gone = Report {
+        deployments: vec![outcome(Some(DeploymentState::Deleted), Some(InstanceOutcome::Gone))],
+        ..report(Snapshot::Deployments, 6)
+    };
+    store.record_report(&gone).await.unwrap();
+    let row = store.deployment("d").await.unwrap().unwrap();
+    assert_eq!((row.state, row.active_instance_id), (DeploymentState::Deleted, None));
+    assert_eq!(state("d-i003").await, InstanceState::Retired);
+}
+
+/// Only what somebody asked to delete is confirmed.
+async fn confirmations(store: &Shared) {
+    let newest = Some("c2".to_owned());
+    let none = Confirmations { newest_revision: newest.clone(), deletions: Vec::new() };
+    assert_eq!(store.confirmations("cluster").await.unwrap(), none, "nothing is reported as being deleted");
+    let deleting = |name: &str, id: &str| StatusRow {
+        uid: format!("uid-{name}"),
+        deleting: true,
+        ..status(Snapshot::Deployments, "StyrminDeployment", name, Some(id))
+    };
+    let report = Report {
+        // The first is deleted by wish, the second is not.
+        set: vec![deleting("styrmin-d", "d"), deleting("styrmin-r1", "r1")],
+        ..report(Snapshot::Deployments, 7)
+    };
+    store.record_report(&report).await.unwrap();
+    let deletions = vec![("d".to_owned(), "uid-styrmin-d".to_owned())];
+    assert_eq!(store.confirmations("cluster").await.unwrap(), Confirmations { newest_revision: newest, deletions });
+    // The second cluster is in the same repository and branch, and has nothing to delete.
+    assert_eq!(store.confirmations("second").await.unwrap(), none);
+    assert_eq!(store.confirmations("nope").await.unwrap(), Confirmations::default());
 }
 
 async fn names_and_shards(store: &Shared) {

@@ -102,6 +102,31 @@ impl Driver {
         }
     }
 
+    /// A driver as its ConfigMap in a cluster holds it: the definition without the chart's files,
+    /// which were checked when it was loaded, and the digest of the whole.
+    ///
+    /// # Errors
+    /// What cannot be read, as for [`Self::from_files`].
+    pub fn from_definition(files: BTreeMap<String, String>, digest: &str) -> Result<Self, Vec<FileProblem>> {
+        let problem = |file: &str, line: u64, field: &str, message: String| {
+            vec![FileProblem { file: file.into(), line, field: field.into(), message }]
+        };
+        let text = files.get(DRIVER_FILE).ok_or_else(|| problem(DRIVER_FILE, 0, "", "is missing".into()))?;
+        let file: DriverFile =
+            yaml::from_str(text).map_err(|error| problem(DRIVER_FILE, error.line, "", error.message))?;
+        let values = match files.get(VALUES_FILE) {
+            Some(text) => yaml::from_str(text).map_err(|error| problem(VALUES_FILE, error.line, "", error.message))?,
+            None => Value::Object(serde_json::Map::new()),
+        };
+        let version = file.spec.version.parse();
+        let version: Version =
+            version.map_err(|_| problem(DRIVER_FILE, 0, "spec.version", "is no semantic version".into()))?;
+        let supported = file.spec.supported_versions.parse();
+        let supported: VersionReq =
+            supported.map_err(|_| problem(DRIVER_FILE, 0, "spec.supported_versions", "is no range".into()))?;
+        Ok(Self { file, values, files, digest: digest.to_owned(), version, supported })
+    }
+
     /// `metadata.name`.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -1,6 +1,7 @@
 //! Errors as GraphQL answers: a message for people, a code for programs.
 
 use crate::changes::ChangeError;
+use crate::reports::ReportError;
 use crate::store::StoreError;
 use async_graphql::{Error, ErrorExtensions as _, Value};
 use serde_json::json;
@@ -51,6 +52,22 @@ pub(super) fn change(error: ChangeError) -> Error {
         ChangeError::Busy => coded(message, "BUSY"),
         ChangeError::Store(cause) => internal(&cause),
         ChangeError::Internal(cause) => internal(&format!("{cause:#}")),
+    }
+}
+
+pub(super) fn report(error: ReportError) -> Error {
+    let message = error.to_string();
+    match error {
+        ReportError::Stale { last, .. } => coded(message, "STALE_REPORT").extend_with(|_, extensions| {
+            extensions.set("identity", last.identity.clone());
+            extensions.set("epoch", last.epoch);
+            extensions.set("sequence", last.sequence);
+        }),
+        ReportError::ForeignCluster { .. } => coded(message, "FOREIGN_CLUSTER"),
+        ReportError::Invalid { .. } => coded(message, "INVALID"),
+        ReportError::Busy => coded(message, "BUSY"),
+        ReportError::Store(cause) => internal(&cause),
+        ReportError::Internal(cause) => internal(&format!("{cause:#}")),
     }
 }
 

@@ -1,14 +1,15 @@
 //! The GraphQL schema: queries read the store, mutations call `changes`.
 
 use super::Api;
-use super::error::{change as refused, coded, store as failed};
+use super::error::{change as refused, coded, report as not_accepted, store as failed};
 use super::objects::{
     Cluster, Deployment, Driver, DriverProblem, Environment, Instance, InstanceDiff, Page, PageInfo, Task,
 };
 use crate::auth::{self, Caller};
 use crate::changes::{Changed, CreateCluster, CreateDeployment, GitInput, UpdateDeployment};
+use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus};
 use crate::secrets::Plain;
-use crate::store::{After, Person};
+use crate::store::{After, AfterStatus, Confirmations, Person, Snapshot, StatusRow, StatusScope};
 use async_graphql::{Context, EmptySubscription, ID, InputObject, Json, Object, OutputType, Result, SimpleObject};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -56,6 +57,17 @@ fn administrator<'a>(ctx: &Context<'a>) -> Result<&'a Person> {
         Caller::Agent { .. } => {
             Err(coded("an agent's token speaks for its cluster only; use an administrator's token", "FORBIDDEN"))
         }
+    }
+}
+
+/// Only agents report, each for its own cluster.
+fn agent_cluster<'a>(ctx: &Context<'a>) -> Result<&'a str> {
+    match ctx.data::<Caller>()? {
+        Caller::Agent { cluster } => Ok(cluster),
+        Caller::Administrator(_) => Err(coded(
+            "report: token: belongs to a person; use the token of the cluster's agent, which createCluster gives",
+            "FORBIDDEN",
+        )),
     }
 }
 
@@ -150,6 +162,39 @@ pub(super) async fn tasks(
     let before = decode(after)?;
     let rows = api(ctx)?.store.tasks(deployment, before.as_deref(), wanted(limit)).await.map_err(failed)?;
     Ok(page(rows, limit, |row| row.id.clone(), Task))
+}
+
+fn status_cursor(cursor: Option<String>) -> Result<AfterStatus> {
+    let Some(text) = decode(cursor)? else { return Ok(None) };
+    let mut parts = text.splitn(4, '\n').map(str::to_owned);
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(cluster), Some(kind), Some(namespace), Some(name)) => Ok(Some([cluster, kind, namespace, name])),
+        _ => Err(coded("after: is not a cursor of this list", "INVALID")),
+    }
+}
+
+pub(super) async fn statuses<T: OutputType>(
+    ctx: &Context<'_>,
+    snapshot: Snapshot,
+    scope: StatusScope<'_>,
+    first: Option<i32>,
+    after: Option<String>,
+    read: impl Fn(&StatusRow) -> Option<T>,
+) -> Result<Page<T>> {
+    let limit = limit(first)?;
+    let rows = api(ctx)?.store.statuses(snapshot, scope, status_cursor(after)?, wanted(limit)).await.map_err(failed)?;
+    let cursor = |row: &StatusRow| format!("{}\n{}\n{}\n{}", row.cluster_id, row.kind, row.namespace, row.name);
+    let Page { nodes, page_info } = page(rows, limit, cursor, |row| read(&row));
+    Ok(Page { nodes: nodes.into_iter().flatten().collect(), page_info })
+}
+
+fn scope<'a>(cluster: Option<&'a ID>, deployment: Option<&'a ID>) -> Result<StatusScope<'a>> {
+    match (cluster, deployment) {
+        (None, None) => Ok(StatusScope::All),
+        (Some(id), None) => Ok(StatusScope::Cluster(id)),
+        (None, Some(id)) => Ok(StatusScope::Deployment(id)),
+        (Some(_), Some(_)) => Err(coded("clusterId, deploymentId: name one of them, not both", "INVALID")),
+    }
 }
 
 /// Who the token belongs to.
@@ -288,6 +333,49 @@ impl Query {
         Ok(api(ctx)?.store.task(&id).await.map_err(failed)?.map(Task))
     }
 
+    /// Pods as last reported, of one deployment, one cluster or all.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn pod_statuses(
+        &self,
+        ctx: &Context<'_>,
+        deployment_id: Option<ID>,
+        cluster_id: Option<ID>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<PodStatus>> {
+        administrator(ctx)?;
+        let scope = scope(cluster_id.as_ref(), deployment_id.as_ref())?;
+        statuses(ctx, Snapshot::Pods, scope, first, after, PodStatus::from_row).await
+    }
+
+    /// StyrminDeployments as last reported, of one deployment, one cluster or all.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn deployment_statuses(
+        &self,
+        ctx: &Context<'_>,
+        deployment_id: Option<ID>,
+        cluster_id: Option<ID>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<DeploymentStatus>> {
+        administrator(ctx)?;
+        let scope = scope(cluster_id.as_ref(), deployment_id.as_ref())?;
+        statuses(ctx, Snapshot::Deployments, scope, first, after, DeploymentStatus::from_row).await
+    }
+
+    /// Flux's GitRepositories and Kustomizations of a cluster, as last reported.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn flux_statuses(
+        &self,
+        ctx: &Context<'_>,
+        cluster_id: ID,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<FluxStatus>> {
+        administrator(ctx)?;
+        statuses(ctx, Snapshot::Flux, StatusScope::Cluster(&cluster_id), first, after, FluxStatus::from_row).await
+    }
+
     /// Loaded drivers by name.
     async fn drivers(&self, ctx: &Context<'_>) -> Result<Vec<Driver>> {
         administrator(ctx)?;
@@ -407,11 +495,46 @@ impl From<Changed> for ChangePayload {
     }
 }
 
+/// What the agent shall know after a report.
+#[derive(SimpleObject)]
+struct ReportAnswer {
+    /// The newest commit of this server in the cluster's repository: Flux shall have it, or fetch.
+    newest_revision: Option<String>,
+    /// StyrminDeployments that are being deleted because somebody asked for it.
+    confirmed_deletions: Vec<ConfirmedDeletion>,
+}
+
+/// A StyrminDeployment that may be torn down.
+#[derive(SimpleObject)]
+struct ConfirmedDeletion {
+    /// Id of the deployment.
+    deployment_id: String,
+    /// UID of the object: one that is made anew under the same name is another.
+    uid: String,
+}
+
+impl From<Confirmations> for ReportAnswer {
+    fn from(found: Confirmations) -> Self {
+        let deletions = found.deletions.into_iter();
+        Self {
+            newest_revision: found.newest_revision,
+            confirmed_deletions: deletions
+                .map(|(deployment_id, uid)| ConfirmedDeletion { deployment_id, uid })
+                .collect(),
+        }
+    }
+}
+
 /// A new administrator's token.
 #[derive(SimpleObject)]
 struct CreateTokenPayload {
     /// Shown this once.
     token: String,
+}
+
+async fn report(ctx: &Context<'_>, agent: reports::Agent, items: Items) -> Result<ReportAnswer> {
+    let cluster = agent_cluster(ctx)?;
+    Ok(api(ctx)?.reports.accept(cluster, agent, items).await.map_err(not_accepted)?.into())
 }
 
 /// Changes.
@@ -552,5 +675,35 @@ impl Mutation {
         let author = administrator(ctx)?;
         let base = base_instance_id.as_ref().map(|id| id.as_str());
         Ok(api(ctx)?.changes.delete_deployment(&id, base, author).await.map_err(refused)?.into())
+    }
+
+    /// For agents: all pods of the cluster. What is not in it is gone.
+    async fn report_pod_statuses(
+        &self,
+        ctx: &Context<'_>,
+        agent: reports::Agent,
+        pods: Vec<PodStatus>,
+    ) -> Result<ReportAnswer> {
+        report(ctx, agent, Items::Pods(pods)).await
+    }
+
+    /// For agents: all StyrminDeployments of the cluster. What is not in it is gone.
+    async fn report_deployment_statuses(
+        &self,
+        ctx: &Context<'_>,
+        agent: reports::Agent,
+        deployments: Vec<DeploymentStatus>,
+    ) -> Result<ReportAnswer> {
+        report(ctx, agent, Items::Deployments(deployments)).await
+    }
+
+    /// For agents: all GitRepositories and Kustomizations of the cluster. What is not in it is gone.
+    async fn report_flux_statuses(
+        &self,
+        ctx: &Context<'_>,
+        agent: reports::Agent,
+        statuses: Vec<FluxStatus>,
+    ) -> Result<ReportAnswer> {
+        report(ctx, agent, Items::Flux(statuses)).await
     }
 }

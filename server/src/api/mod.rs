@@ -13,10 +13,11 @@ use crate::changes::Changes;
 use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::metrics;
+use crate::reports::Reports;
 use crate::repository::Host;
 use crate::store::Store;
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -25,11 +26,16 @@ use axum::routing::{any, get, post};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::{error, info};
 
 /// Most bytes of a GraphQL request: room for the largest context, written as parameters.
 pub const BODY_MAX: usize = 4 << 20;
+/// Most bytes of an agent's: room for a snapshot of the largest cluster.
+pub const REPORT_BODY_MAX: usize = 32 << 20;
+/// How many requests larger than [`BODY_MAX`] are worked on at a time: each takes much memory.
+const LARGE_REQUESTS: usize = 4;
 /// Longest time for a GraphQL request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(90);
 
@@ -40,6 +46,8 @@ pub struct Api {
     pub store: Arc<dyn Store>,
     /// Makes changes.
     pub changes: Arc<Changes>,
+    /// Takes the agents' reports.
+    pub reports: Arc<Reports>,
     /// Known drivers.
     pub drivers: Arc<Drivers>,
     /// Time.
@@ -60,12 +68,13 @@ pub fn router(api: Api) -> Router {
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "there is nothing here; the API is at /graphql") })
         .layer(CatchPanicLayer::new())
         .layer(middleware::from_fn(observe))
-        .with_state(Arc::new(AppState { api, schema }))
+        .with_state(Arc::new(AppState { api, schema, large: Semaphore::new(LARGE_REQUESTS) }))
 }
 
 pub(crate) struct AppState {
     pub(crate) api: Api,
     schema: graphql::Schema,
+    large: Semaphore,
 }
 
 /// An error outside GraphQL, as JSON in GraphQL's shape.
@@ -96,14 +105,23 @@ async fn graphql_request(State(state): State<Arc<AppState>>, request: Request) -
         Ok(caller) => caller,
         Err(response) => return *response,
     };
-    let body = axum::body::to_bytes(request.into_body(), BODY_MAX);
+    let most = if matches!(caller, Caller::Agent { .. }) { REPORT_BODY_MAX } else { BODY_MAX };
+    let body = axum::body::to_bytes(request.into_body(), most);
     let Ok(Ok(bytes)) = tokio::time::timeout(REQUEST_LIMIT, body).await else {
         return problem(
             StatusCode::PAYLOAD_TOO_LARGE,
-            &format!("the request is larger than {BODY_MAX} bytes, or broke off; send less at once"),
+            &format!("the request is larger than {most} bytes, or broke off; send less at once"),
         );
     };
-    let query: async_graphql::Request = match serde_json::from_slice(&bytes) {
+    let _turn = if bytes.len() > BODY_MAX {
+        match tokio::time::timeout(REQUEST_LIMIT, state.large.acquire()).await {
+            Ok(Ok(turn)) => Some(turn),
+            _ => return problem(StatusCode::SERVICE_UNAVAILABLE, "too many large requests at once; try again"),
+        }
+    } else {
+        None
+    };
+    let query = match read_query(bytes).await {
         Ok(query) => query,
         Err(error) => {
             return problem(StatusCode::BAD_REQUEST, &format!("the request is not a GraphQL request as JSON: {error}"));
@@ -119,6 +137,16 @@ async fn graphql_request(State(state): State<Arc<AppState>>, request: Request) -
         },
         Err(_) => problem(StatusCode::GATEWAY_TIMEOUT, "the request took too long; ask for less at once"),
     }
+}
+
+/// Reads a request; a large one on a thread for such work.
+async fn read_query(bytes: Bytes) -> Result<async_graphql::Request, String> {
+    let is_small = bytes.len() <= 64 << 10;
+    let read = move || serde_json::from_slice(&bytes).map_err(|error| error.to_string());
+    if is_small {
+        return read();
+    }
+    tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
 }
 
 async fn ready(State(state): State<Arc<AppState>>) -> Response {

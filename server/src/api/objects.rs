@@ -3,7 +3,10 @@
 use super::error::store as failed;
 use super::{Api, graphql};
 use crate::clock::timestamp;
-use crate::store::{self, DeploymentState, InstanceState, Lifecycle, Millis, StepState, TaskState};
+use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
+use crate::store::{
+    self, DeploymentState, InstanceState, LastReport, Lifecycle, Millis, Snapshot, StatusScope, StepState, TaskState,
+};
 use async_graphql::{ComplexObject, Context, Enum, ID, Json, Object, OutputType, Result, SimpleObject};
 use serde_json::Value;
 use std::sync::Arc;
@@ -31,6 +34,9 @@ pub(super) struct PageInfo {
 #[graphql(concrete(name = "DeploymentPage", params(Deployment)))]
 #[graphql(concrete(name = "InstancePage", params(Instance)))]
 #[graphql(concrete(name = "TaskPage", params(Task)))]
+#[graphql(concrete(name = "PodStatusPage", params(PodStatus)))]
+#[graphql(concrete(name = "DeploymentStatusPage", params(DeploymentStatus)))]
+#[graphql(concrete(name = "FluxStatusPage", params(FluxStatus)))]
 pub(super) struct Page<T: OutputType> {
     /// The objects.
     pub(super) nodes: Vec<T>,
@@ -79,6 +85,76 @@ impl Cluster {
         after: Option<String>,
     ) -> Result<Page<Environment>> {
         graphql::environments(ctx, Some(&self.0.id), first, after).await
+    }
+    /// Its agent, as it last reported; null: it never did.
+    async fn agent(&self, ctx: &Context<'_>) -> Result<Option<Agent>> {
+        Ok(ctx.data::<Api>()?.store.last_report(&self.0.id).await.map_err(failed)?.map(Agent::from))
+    }
+    /// Flux's GitRepositories and Kustomizations, by kind, namespace and name.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn flux_statuses(
+        &self,
+        ctx: &Context<'_>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<FluxStatus>> {
+        let scope = StatusScope::Cluster(&self.0.id);
+        graphql::statuses(ctx, Snapshot::Flux, scope, first, after, FluxStatus::from_row).await
+    }
+}
+
+/// The agent of a cluster.
+#[derive(SimpleObject)]
+pub(super) struct Agent {
+    /// The process that reported last.
+    pub(super) identity: String,
+    /// Its epoch: of two agents the one with the higher counts.
+    pub(super) epoch: i64,
+    /// Its how many-th report it was.
+    pub(super) sequence: i64,
+    /// UID of the cluster's kube-system namespace, which the agent's token is bound to.
+    pub(super) cluster_uid: String,
+    /// When it last reported anything.
+    pub(super) last_report_at: String,
+}
+
+impl From<LastReport> for Agent {
+    fn from(last: LastReport) -> Self {
+        Self {
+            identity: last.identity,
+            epoch: last.epoch,
+            sequence: last.sequence,
+            cluster_uid: last.cluster_uid,
+            last_report_at: time(last.reported_at),
+        }
+    }
+}
+
+#[ComplexObject]
+impl PodStatus {
+    /// When it started.
+    async fn started_at(&self) -> Option<String> {
+        self.started_at.map(time)
+    }
+    /// When the agent last reported something new about it.
+    async fn updated_at(&self) -> String {
+        time(self.updated_at)
+    }
+}
+
+#[ComplexObject]
+impl DeploymentStatus {
+    /// When the agent last reported something new about it.
+    async fn updated_at(&self) -> String {
+        time(self.updated_at)
+    }
+}
+
+#[ComplexObject]
+impl FluxStatus {
+    /// When the agent last reported something new about it.
+    async fn updated_at(&self) -> String {
+        time(self.updated_at)
     }
 }
 
@@ -221,6 +297,18 @@ impl Deployment {
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
     async fn tasks(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Task>> {
         graphql::tasks(ctx, Some(&self.0.id), first, after).await
+    }
+    /// Its pods as last reported, by namespace and name.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn pods(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<PodStatus>> {
+        let scope = StatusScope::Deployment(&self.0.id);
+        graphql::statuses(ctx, Snapshot::Pods, scope, first, after, PodStatus::from_row).await
+    }
+    /// Its StyrminDeployment as last reported; null: the cluster has none.
+    async fn status(&self, ctx: &Context<'_>) -> Result<Option<DeploymentStatus>> {
+        let scope = StatusScope::Deployment(&self.0.id);
+        let found = ctx.data::<Api>()?.store.statuses(Snapshot::Deployments, scope, None, 1).await.map_err(failed)?;
+        Ok(found.first().and_then(DeploymentStatus::from_row))
     }
 }
 
@@ -374,8 +462,25 @@ impl Task {
     async fn sequence(&self) -> i64 {
         self.0.sequence
     }
-    async fn steps(&self) -> Vec<Step> {
-        self.0.steps.iter().cloned().map(Step::from).collect()
+    async fn steps(&self, ctx: &Context<'_>) -> Result<Vec<Step>> {
+        let mut steps: Vec<Step> = self.0.steps.iter().cloned().map(Step::from).collect();
+        // All but the first step move by what the agent reports.
+        let mut running = self.0.steps.iter().zip(&mut steps).skip(1);
+        if self.0.state == TaskState::Running
+            && let Some((row, step)) = running.find(|(row, _)| row.state == StepState::Running)
+        {
+            let api = ctx.data::<Api>()?;
+            let last = api.store.last_report_of(&self.0.deployment_id).await.map_err(failed)?;
+            let last = last.map(|last| last.reported_at);
+            if let Some(since) = reports::silence(last, row.started_at, api.clock.now()) {
+                let notice = format!("No report from the agent since {}", time(since));
+                step.message = Some(match step.message.take() {
+                    Some(message) => format!("{notice}; before: {message}"),
+                    None => notice,
+                });
+            }
+        }
+        Ok(steps)
     }
     async fn author(&self) -> Author {
         Author { name: self.0.author_name.clone(), email: self.0.author_email.clone() }

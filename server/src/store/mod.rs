@@ -176,6 +176,18 @@ text_enum! {
     }
 }
 
+text_enum! {
+    /// What a report is a whole snapshot of.
+    Snapshot {
+        /// Pods.
+        Pods = "pods",
+        /// StyrminDeployments.
+        Deployments = "deployments",
+        /// Flux's GitRepositories and Kustomizations.
+        Flux = "flux",
+    }
+}
+
 /// A person, as the author of a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Person {
@@ -564,6 +576,179 @@ pub struct Pushed {
     pub tasks: Vec<Task>,
 }
 
+/// The last report that was accepted from a cluster's agent.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct LastReport {
+    /// Its cluster.
+    pub cluster_id: String,
+    /// UID of the cluster's kube-system namespace, bound at the first report.
+    pub cluster_uid: String,
+    /// Who reported: one agent process.
+    pub identity: String,
+    /// Transition count of the agents' lease.
+    pub epoch: i64,
+    /// Counts the reports of one agent process, of every kind.
+    pub sequence: i64,
+    /// When, of any kind.
+    pub reported_at: Millis,
+    /// When pods were last reported.
+    pub pods_at: Option<Millis>,
+    /// Digest of that snapshot.
+    pub pods_digest: Option<String>,
+    /// When StyrminDeployments were last reported.
+    pub deployments_at: Option<Millis>,
+    /// Digest of that snapshot.
+    pub deployments_digest: Option<String>,
+    /// When Flux's objects were last reported.
+    pub flux_at: Option<Millis>,
+    /// Digest of that snapshot.
+    pub flux_digest: Option<String>,
+}
+
+/// One object as last reported.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct StatusRow {
+    /// Its cluster.
+    pub cluster_id: String,
+    /// The snapshot that it is part of.
+    #[sqlx(try_from = "String")]
+    pub snapshot: Snapshot,
+    /// Kind of the object.
+    pub kind: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The deployment of this cluster that it belongs to.
+    pub deployment_id: Option<String>,
+    /// UID of a StyrminDeployment; empty for others.
+    pub uid: String,
+    /// A StyrminDeployment that is being deleted.
+    pub deleting: bool,
+    /// Digest of `content`.
+    pub digest: String,
+    /// As reported, as JSON.
+    pub content: String,
+    /// When `content` last changed.
+    pub updated_at: Millis,
+}
+
+/// Which object: kind, namespace, name.
+pub type StatusKey = (String, String, String);
+
+/// Which rows of what agents said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatusScope<'a> {
+    /// Of every cluster.
+    All,
+    /// Of one cluster.
+    Cluster(&'a str),
+    /// Of one deployment.
+    Deployment(&'a str),
+}
+
+/// Where a list of statuses goes on: cluster, kind, namespace and name of the last row seen.
+pub type AfterStatus = Option<[String; 4]>;
+
+/// A deployment of a cluster, as far as a report needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct DeploymentPlace {
+    /// Id.
+    pub id: String,
+    /// Its environment.
+    pub environment_id: String,
+    /// What it should be doing.
+    #[sqlx(try_from = "String")]
+    pub lifecycle: Lifecycle,
+    /// Where its newest change is.
+    #[sqlx(try_from = "String")]
+    pub state: DeploymentState,
+    /// The newest instance.
+    pub newest_instance_id: Option<String>,
+}
+
+/// A running task and what a report must know about its deployment.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct RunningTask {
+    /// The task with its steps.
+    #[sqlx(flatten)]
+    pub task: Task,
+    /// Environment of its deployment.
+    pub environment_id: String,
+    /// Shard of its deployment.
+    pub shard: i64,
+    /// What its deployment should be doing.
+    #[sqlx(try_from = "String")]
+    pub lifecycle: Lifecycle,
+    /// Where the deployment's newest change is.
+    #[sqlx(try_from = "String")]
+    pub deployment_state: DeploymentState,
+    /// The deployment's newest instance.
+    pub newest_instance_id: Option<String>,
+    /// Commit that brought the task's instance to the repository.
+    pub revision: Option<String>,
+}
+
+/// What a report makes of an instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InstanceOutcome {
+    /// It runs; the one that ran before is retired, older ones that never ran are superseded.
+    Active {
+        /// The instance.
+        id: String,
+        /// Its sequence.
+        sequence: i64,
+    },
+    /// It could not be made to run, or stopped running.
+    Failed {
+        /// The instance.
+        id: String,
+    },
+    /// The deployment is gone, and with it the instance that ran.
+    Gone,
+}
+
+/// What a report makes of a deployment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeploymentOutcome {
+    /// The deployment.
+    pub deployment_id: String,
+    /// Its newest instance when this was computed; another one now is [`StoreError::Conflict`].
+    pub newest_instance_id: Option<String>,
+    /// Its new state; `None`: as it is.
+    pub state: Option<DeploymentState>,
+    /// What became of an instance.
+    pub instance: Option<InstanceOutcome>,
+}
+
+/// A report and all that follows from it: all of it is stored, or nothing.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// Epoch and sequence of the last report when this was computed; `None`: this is the first.
+    pub last: Option<(i64, i64)>,
+    /// The row as it shall be.
+    pub row: LastReport,
+    /// The snapshot that it is.
+    pub snapshot: Snapshot,
+    /// Objects that are new or differ.
+    pub set: Vec<StatusRow>,
+    /// Objects that vanished.
+    pub remove: Vec<StatusKey>,
+    /// Deployments that moved, by id.
+    pub deployments: Vec<DeploymentOutcome>,
+    /// Tasks that moved, computed by the task state machine; `version` as read.
+    pub tasks: Vec<Task>,
+}
+
+/// What the answer to a report says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Confirmations {
+    /// The newest commit of ours in the cluster's repository and branch.
+    pub newest_revision: Option<String>,
+    /// Id and UID of the StyrminDeployments that are being deleted because somebody asked for it.
+    pub deletions: Vec<(String, String)>,
+}
+
 /// Where a list goes on: name and id of the last row seen.
 pub type After = Option<(String, String)>;
 
@@ -649,6 +834,32 @@ pub trait Store: Send + Sync {
     async fn abandon_batch(&self, batch: &Batch) -> Result<()>;
     /// The repository holds what the rows ask for: they leave the outbox, their tasks move on.
     async fn finish_batch(&self, pushed: &Pushed) -> Result<()>;
+
+    /// The last report of a cluster's agent.
+    async fn last_report(&self, cluster: &str) -> Result<Option<LastReport>>;
+    /// The last report of the agent of a deployment's cluster.
+    async fn last_report_of(&self, deployment: &str) -> Result<Option<LastReport>>;
+    /// Running tasks of a cluster with their steps, in two statements.
+    async fn running_in(&self, cluster: &str) -> Result<Vec<RunningTask>>;
+    /// StyrminDeployments of a cluster's running tasks, as last reported.
+    async fn running_statuses(&self, cluster: &str) -> Result<Vec<StatusRow>>;
+    /// All deployments of a cluster.
+    async fn deployment_places(&self, cluster: &str) -> Result<Vec<DeploymentPlace>>;
+    /// Digests of everything that was last reported in a snapshot of a cluster.
+    async fn status_digests(&self, cluster: &str, snapshot: Snapshot) -> Result<Vec<(StatusKey, String)>>;
+    /// What was reported, by cluster, kind, namespace and name.
+    async fn statuses(
+        &self,
+        snapshot: Snapshot,
+        scope: StatusScope<'_>,
+        after: AfterStatus,
+        limit: i64,
+    ) -> Result<Vec<StatusRow>>;
+    /// Stores a report and what follows from it. A report, deployment or task that moved meanwhile
+    /// is [`StoreError::Conflict`].
+    async fn record_report(&self, report: &Report) -> Result<()>;
+    /// What the answer to a report of a cluster says.
+    async fn confirmations(&self, cluster: &str) -> Result<Confirmations>;
 
     /// Adds a driver version. The same content again is nothing; other content under the same
     /// version is [`StoreError::Exists`].

@@ -3,13 +3,14 @@
 
 use super::{BEGIN, Db, for_share};
 use crate::store::{
-    After, Batch, BatchRows, Change, Cluster, Deployment, DriverVersion, Environment, Instance, InstancePlace,
-    InstanceToWrite, OutboxKind, OutboxRow, Person, Pushed, Result, Secret, Step, Store, StoreError, Target, Task,
-    Token, TokenKind,
+    After, AfterStatus, Batch, BatchRows, Change, Cluster, Confirmations, Deployment, DeploymentOutcome,
+    DeploymentPlace, DriverVersion, Environment, Instance, InstanceOutcome, InstancePlace, InstanceToWrite, LastReport,
+    Lifecycle, OutboxKind, OutboxRow, Person, Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey,
+    StatusRow, StatusScope, Step, Store, StoreError, Target, Task, Token, TokenKind,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
-use sqlx::{Pool, Row as _, Transaction};
+use sqlx::{Pool, QueryBuilder, Row as _, Transaction};
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -151,8 +152,11 @@ async fn insert_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
 
 async fn update_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
     let row = &change.deployment;
+    // Pushes and reports move the state without counting up the version: only a change that has
+    // something to say about it writes it.
+    let state = (change.instance.is_some() || row.lifecycle == Lifecycle::Deleting).then(|| row.state.as_str());
     let done = sqlx::query(
-        "UPDATE deployments SET driver_name = $3, driver_digest = $4, driver_pin = $5, application_version = $6, config = $7, parameters = $8, lifecycle = $9, state = $10, last_sequence = $11, newest_instance_id = $12, version = version + 1 WHERE id = $1 AND version = $2",
+        "UPDATE deployments SET driver_name = $3, driver_digest = $4, driver_pin = $5, application_version = $6, config = $7, parameters = $8, lifecycle = $9, state = COALESCE(CAST($10 AS TEXT), state), last_sequence = $11, newest_instance_id = $12, version = version + 1 WHERE id = $1 AND version = $2",
     )
     .bind(&row.id)
     .bind(row.version)
@@ -163,7 +167,7 @@ async fn update_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
     .bind(Json(&row.config))
     .bind(Json(&row.parameters))
     .bind(row.lifecycle.as_str())
-    .bind(row.state.as_str())
+    .bind(state)
     .bind(row.last_sequence)
     .bind(&row.newest_instance_id)
     .execute(&mut **tx)
@@ -250,12 +254,14 @@ async fn update_task(tx: &mut Tx, row: &Task) -> Result<()> {
     .execute(&mut **tx)
     .await?;
     one(done.rows_affected())?;
+    // The operator's steps take the place of the predicted ones, and may be others.
     for step in &row.steps {
         sqlx::query(
-            "UPDATE task_steps SET state = $3, attempt = $4, message = $5, started_at = $6, ended_at = $7 WHERE task_id = $1 AND position = $2",
+            "INSERT INTO task_steps (task_id, position, name, state, attempt, message, started_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (task_id, position) DO UPDATE SET name = excluded.name, state = excluded.state, attempt = excluded.attempt, message = excluded.message, started_at = excluded.started_at, ended_at = excluded.ended_at",
         )
         .bind(&row.id)
         .bind(step.position)
+        .bind(&step.name)
         .bind(step.state.as_str())
         .bind(step.attempt)
         .bind(&step.message)
@@ -263,6 +269,154 @@ async fn update_task(tx: &mut Tx, row: &Task) -> Result<()> {
         .bind(step.ended_at)
         .execute(&mut **tx)
         .await?;
+    }
+    sqlx::query("DELETE FROM task_steps WHERE task_id = $1 AND position >= $2")
+        .bind(&row.id)
+        .bind(i64::try_from(row.steps.len()).unwrap_or(i64::MAX))
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
+
+/// Of two transactions that wait for each other the database ends one: it begins again.
+fn again(error: StoreError) -> StoreError {
+    match &error {
+        StoreError::Database(sqlx::Error::Database(inner))
+            if matches!(inner.code().as_deref(), Some("40001" | "40P01")) =>
+        {
+            StoreError::Conflict
+        }
+        _ => error,
+    }
+}
+
+async fn record_last_report(tx: &mut Tx, report: &Report) -> Result<()> {
+    let row = &report.row;
+    let query = match report.last {
+        Some(_) => {
+            "UPDATE reports SET cluster_uid = $2, identity = $3, epoch = $4, sequence = $5, reported_at = $6, pods_at = $7, pods_digest = $8, deployments_at = $9, deployments_digest = $10, flux_at = $11, flux_digest = $12 WHERE cluster_id = $1 AND epoch = $13 AND sequence = $14"
+        }
+        None => {
+            "INSERT INTO reports (cluster_id, cluster_uid, identity, epoch, sequence, reported_at, pods_at, pods_digest, deployments_at, deployments_digest, flux_at, flux_digest) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT (cluster_id) DO NOTHING"
+        }
+    };
+    let mut query = sqlx::query(query)
+        .bind(&row.cluster_id)
+        .bind(&row.cluster_uid)
+        .bind(&row.identity)
+        .bind(row.epoch)
+        .bind(row.sequence)
+        .bind(row.reported_at)
+        .bind(row.pods_at)
+        .bind(&row.pods_digest)
+        .bind(row.deployments_at)
+        .bind(&row.deployments_digest)
+        .bind(row.flux_at)
+        .bind(&row.flux_digest);
+    if let Some((epoch, sequence)) = report.last {
+        query = query.bind(epoch).bind(sequence);
+    }
+    one(query.execute(&mut **tx).await?.rows_affected())
+}
+
+/// Rows of one statement: databases bound the number of its values.
+const STATUS_CHUNK: usize = 200;
+
+async fn record_statuses(tx: &mut Tx, report: &Report) -> Result<()> {
+    for (kind, namespace, name) in &report.remove {
+        sqlx::query(
+            "DELETE FROM statuses WHERE cluster_id = $1 AND snapshot = $2 AND kind = $3 AND namespace = $4 AND name = $5",
+        )
+        .bind(&report.row.cluster_id)
+        .bind(report.snapshot.as_str())
+        .bind(kind)
+        .bind(namespace)
+        .bind(name)
+        .execute(&mut **tx)
+        .await?;
+    }
+    for chunk in report.set.chunks(STATUS_CHUNK) {
+        let mut query = QueryBuilder::<Db>::new(
+            "INSERT INTO statuses (cluster_id, snapshot, kind, namespace, name, deployment_id, uid, deleting, digest, content, updated_at) ",
+        );
+        query.push_values(chunk, |mut values, row| {
+            values
+                .push_bind(&row.cluster_id)
+                .push_bind(row.snapshot.as_str())
+                .push_bind(&row.kind)
+                .push_bind(&row.namespace)
+                .push_bind(&row.name)
+                .push_bind(&row.deployment_id)
+                .push_bind(&row.uid)
+                .push_bind(row.deleting)
+                .push_bind(&row.digest)
+                .push_bind(&row.content)
+                .push_bind(row.updated_at);
+        });
+        query.push(
+            " ON CONFLICT (cluster_id, snapshot, kind, namespace, name) DO UPDATE SET deployment_id = excluded.deployment_id, uid = excluded.uid, deleting = excluded.deleting, digest = excluded.digest, content = excluded.content, updated_at = excluded.updated_at",
+        );
+        // Its text differs with the number of rows: not worth remembering.
+        query.build().persistent(false).execute(&mut **tx).await?;
+    }
+    Ok(())
+}
+
+/// In the order in which a push touches the same tables, so that the two do not wait for each other.
+async fn record_outcome(tx: &mut Tx, outcome: &DeploymentOutcome) -> Result<()> {
+    let deployment = &outcome.deployment_id;
+    let mut active: Option<Option<&String>> = None;
+    match &outcome.instance {
+        None => {}
+        Some(InstanceOutcome::Active { id, sequence }) => {
+            sqlx::query(
+                "UPDATE instances SET state = CASE WHEN state = 'active' THEN 'retired' ELSE 'superseded' END WHERE deployment_id = $1 AND sequence < $2 AND state IN ('active', 'committed')",
+            )
+            .bind(deployment)
+            .bind(sequence)
+            .execute(&mut **tx)
+            .await?;
+            sqlx::query("UPDATE instances SET state = 'active' WHERE id = $1").bind(id).execute(&mut **tx).await?;
+            active = Some(Some(id));
+        }
+        Some(InstanceOutcome::Failed { id }) => {
+            sqlx::query("UPDATE instances SET state = 'failed' WHERE id = $1").bind(id).execute(&mut **tx).await?;
+        }
+        Some(InstanceOutcome::Gone) => {
+            sqlx::query("UPDATE instances SET state = 'retired' WHERE deployment_id = $1 AND state = 'active'")
+                .bind(deployment)
+                .execute(&mut **tx)
+                .await?;
+            active = Some(None);
+        }
+    }
+    if let Some(active) = active {
+        sqlx::query("UPDATE deployments SET active_instance_id = $2 WHERE id = $1")
+            .bind(deployment)
+            .bind(active)
+            .execute(&mut **tx)
+            .await?;
+    }
+    if let Some(state) = outcome.state {
+        let done = sqlx::query("UPDATE deployments SET state = $3 WHERE id = $1 AND newest_instance_id = $2")
+            .bind(deployment)
+            .bind(&outcome.newest_instance_id)
+            .bind(state.as_str())
+            .execute(&mut **tx)
+            .await?;
+        one(done.rows_affected())?;
+    }
+    Ok(())
+}
+
+async fn record_all(tx: &mut Tx, report: &Report) -> Result<()> {
+    record_last_report(tx, report).await?;
+    record_statuses(tx, report).await?;
+    for outcome in &report.deployments {
+        record_outcome(tx, outcome).await?;
+    }
+    for task in &report.tasks {
+        update_task(tx, task).await?;
     }
     Ok(())
 }
@@ -667,6 +821,13 @@ impl Store for SqlStore {
     async fn finish_batch(&self, pushed: &Pushed) -> Result<()> {
         let mut tx = self.begin().await?;
         if let Some(commit) = &pushed.batch {
+            // An older commit that is found later does not take the place of a newer one.
+            sqlx::query(
+                "INSERT INTO revisions (repository, branch, revision, created_at) SELECT repository, branch, commit_id, created_at FROM batches WHERE commit_id = $1 ON CONFLICT (repository, branch) DO UPDATE SET revision = excluded.revision, created_at = excluded.created_at WHERE excluded.created_at >= revisions.created_at",
+            )
+            .bind(commit)
+            .execute(&mut *tx)
+            .await?;
             // Abandoned commits of ours cannot turn up after this one: they were made on a tip that
             // is history now, and nothing of ours is ever forced.
             sqlx::query(
@@ -704,6 +865,135 @@ impl Store for SqlStore {
             update_task(&mut tx, task).await?;
         }
         Ok(tx.commit().await?)
+    }
+
+    async fn last_report(&self, cluster: &str) -> Result<Option<LastReport>> {
+        Ok(sqlx::query_as("SELECT * FROM reports WHERE cluster_id = $1")
+            .bind(cluster)
+            .fetch_optional(&self.reader)
+            .await?)
+    }
+
+    async fn last_report_of(&self, deployment: &str) -> Result<Option<LastReport>> {
+        Ok(sqlx::query_as(
+            "SELECT r.* FROM deployments d JOIN environments e ON e.id = d.environment_id JOIN reports r ON r.cluster_id = e.cluster_id WHERE d.id = $1",
+        )
+        .bind(deployment)
+        .fetch_optional(&self.reader)
+        .await?)
+    }
+
+    async fn running_in(&self, cluster: &str) -> Result<Vec<RunningTask>> {
+        // CROSS JOIN and no order: SQLite begins with the few running tasks, not with every
+        // deployment or every task.
+        let mut found: Vec<RunningTask> = sqlx::query_as(
+            "SELECT t.*, d.environment_id AS environment_id, d.shard AS shard, d.lifecycle AS lifecycle, d.state AS deployment_state, d.newest_instance_id AS newest_instance_id, i.revision AS revision FROM tasks t CROSS JOIN deployments d CROSS JOIN environments e CROSS JOIN instances i WHERE t.state = 'running' AND d.id = t.deployment_id AND e.id = d.environment_id AND e.cluster_id = $1 AND i.id = t.instance_id",
+        )
+        .bind(cluster)
+        .fetch_all(&self.reader)
+        .await?;
+        if found.is_empty() {
+            return Ok(found);
+        }
+        let steps: Vec<Step> = sqlx::query_as(
+            "SELECT s.* FROM tasks t CROSS JOIN deployments d CROSS JOIN environments e CROSS JOIN task_steps s WHERE t.state = 'running' AND d.id = t.deployment_id AND e.id = d.environment_id AND e.cluster_id = $1 AND s.task_id = t.id ORDER BY s.task_id, s.position",
+        )
+        .bind(cluster)
+        .fetch_all(&self.reader)
+        .await?;
+        let mut by_task: HashMap<String, Vec<Step>> = HashMap::new();
+        for step in steps {
+            by_task.entry(step.task_id.clone()).or_default().push(step);
+        }
+        for running in &mut found {
+            running.task.steps = by_task.remove(&running.task.id).unwrap_or_default();
+        }
+        found.sort_unstable_by(|a, b| {
+            (&a.task.deployment_id, a.task.sequence).cmp(&(&b.task.deployment_id, b.task.sequence))
+        });
+        // A task that moved between the two statements has the steps of its next version; its
+        // version tells when it is written.
+        Ok(found)
+    }
+
+    async fn running_statuses(&self, cluster: &str) -> Result<Vec<StatusRow>> {
+        Ok(sqlx::query_as(
+            "SELECT s.* FROM tasks t CROSS JOIN statuses s WHERE t.state = 'running' AND s.deployment_id = t.deployment_id AND s.snapshot = 'deployments' AND s.cluster_id = $1",
+        )
+        .bind(cluster)
+        .fetch_all(&self.reader)
+        .await?)
+    }
+
+    async fn deployment_places(&self, cluster: &str) -> Result<Vec<DeploymentPlace>> {
+        Ok(sqlx::query_as(
+            "SELECT d.id AS id, d.environment_id AS environment_id, d.lifecycle AS lifecycle, d.state AS state, d.newest_instance_id AS newest_instance_id FROM deployments d JOIN environments e ON e.id = d.environment_id WHERE e.cluster_id = $1",
+        )
+        .bind(cluster)
+        .fetch_all(&self.reader)
+        .await?)
+    }
+
+    async fn status_digests(&self, cluster: &str, snapshot: Snapshot) -> Result<Vec<(StatusKey, String)>> {
+        let rows: Vec<(String, String, String, String)> = sqlx::query_as(
+            "SELECT kind, namespace, name, digest FROM statuses WHERE cluster_id = $1 AND snapshot = $2",
+        )
+        .bind(cluster)
+        .bind(snapshot.as_str())
+        .fetch_all(&self.reader)
+        .await?;
+        Ok(rows.into_iter().map(|(kind, namespace, name, digest)| ((kind, namespace, name), digest)).collect())
+    }
+
+    async fn statuses(
+        &self,
+        snapshot: Snapshot,
+        scope: StatusScope<'_>,
+        after: AfterStatus,
+        limit: i64,
+    ) -> Result<Vec<StatusRow>> {
+        let [cluster, kind, namespace, name] = after.unwrap_or_default();
+        let query = match scope {
+            StatusScope::All => sqlx::query_as(
+                "SELECT * FROM statuses WHERE snapshot = $1 AND (cluster_id, kind, namespace, name) > ($2, $3, $4, $5) ORDER BY cluster_id, kind, namespace, name LIMIT $6",
+            )
+            .bind(snapshot.as_str())
+            .bind(cluster),
+            StatusScope::Cluster(id) => sqlx::query_as(
+                "SELECT * FROM statuses WHERE snapshot = $1 AND cluster_id = $2 AND (kind, namespace, name) > ($3, $4, $5) ORDER BY kind, namespace, name LIMIT $6",
+            )
+            .bind(snapshot.as_str())
+            .bind(id.to_owned()),
+            // A deployment is in one cluster only.
+            StatusScope::Deployment(id) => sqlx::query_as(
+                "SELECT * FROM statuses WHERE snapshot = $1 AND deployment_id = $2 AND (kind, namespace, name) > ($3, $4, $5) ORDER BY kind, namespace, name LIMIT $6",
+            )
+            .bind(snapshot.as_str())
+            .bind(id.to_owned()),
+        };
+        Ok(query.bind(kind).bind(namespace).bind(name).bind(limit).fetch_all(&self.reader).await?)
+    }
+
+    async fn record_report(&self, report: &Report) -> Result<()> {
+        let mut tx = self.begin().await?;
+        record_all(&mut tx, report).await.map_err(again)?;
+        tx.commit().await.map_err(|error| again(error.into()))
+    }
+
+    async fn confirmations(&self, cluster: &str) -> Result<Confirmations> {
+        let newest_revision = sqlx::query_scalar(
+            "SELECT r.revision FROM clusters c JOIN revisions r ON r.repository = c.repository AND r.branch = c.branch WHERE c.id = $1",
+        )
+        .bind(cluster)
+        .fetch_optional(&self.reader)
+        .await?;
+        let deletions = sqlx::query_as(
+            "SELECT s.deployment_id, s.uid FROM statuses s JOIN deployments d ON d.id = s.deployment_id WHERE s.cluster_id = $1 AND s.snapshot = 'deployments' AND s.deleting AND d.lifecycle = 'deleting' ORDER BY s.deployment_id",
+        )
+        .bind(cluster)
+        .fetch_all(&self.reader)
+        .await?;
+        Ok(Confirmations { newest_revision, deletions })
     }
 
     async fn insert_driver(&self, driver: &DriverVersion) -> Result<()> {

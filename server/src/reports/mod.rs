@@ -1,0 +1,862 @@
+//! What agents say: the only writer of observed state.
+//!
+//! Every report is a whole snapshot of one kind of object of one cluster. It is accepted when it
+//! comes from the agent that holds the lease (epoch, then sequence, both only ever higher) in the
+//! cluster that the token is bound to; then rows that are not in it vanish, tasks move by
+//! [`crate::tasks::machine`], and deployments follow their tasks. Anything else changes nothing.
+//!
+//! **Compute outside, commit inside**, as `changes` does: one short transaction verifies the last
+//! report, tasks and newest instances that this one was computed from. What is the same as before is
+//! not written. What must never enter: desired state, Git, clusters.
+
+mod explain;
+mod status;
+
+pub use status::{Condition, ContainerStatus, DeploymentStatus, FluxStatus, PodStatus, StatusStep};
+
+use crate::clock::Clock;
+use crate::metrics;
+use crate::store::{
+    Confirmations, DeploymentOutcome, DeploymentPlace, DeploymentState, InstanceOutcome, LastReport, Lifecycle, Millis,
+    Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Task, TaskState,
+};
+use crate::tasks::machine::{self, Event, Observed, Wanted};
+use sha2::{Digest as _, Sha256};
+use status::Object;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use styrmin_renderer::canonical::hex;
+use styrmin_renderer::names::EnvironmentId;
+use styrmin_renderer::plan::Workflow;
+use styrmin_renderer::{objects, spec};
+use tracing::{info, warn};
+
+/// Most pods of one report.
+pub const PODS_MAX: usize = 40_000;
+/// Most StyrminDeployments of one report.
+pub const DEPLOYMENTS_MAX: usize = 15_000;
+/// Most objects of Flux of one report.
+pub const FLUX_MAX: usize = 15_000;
+/// After this many milliseconds without a report people are told that there is none.
+pub const SILENCE: Millis = 60_000;
+/// How long after the push of a removal, in milliseconds, the absence of an object that nobody saw
+/// vanish proves nothing.
+const SETTLE: Millis = 10_000;
+/// How often a report is computed again when something moved meanwhile.
+const ATTEMPTS: u32 = 20;
+/// Most bytes of an agent's identity and of a cluster's UID.
+const IDENTITY_MAX: usize = 253;
+/// Instances whose digest is kept in memory.
+const WANTED_MAX: usize = 10_000;
+/// Pods of one deployment that are looked at for the reason of a failure.
+const PODS_READ: i64 = 500;
+
+/// Which agent process reports, and its how many-th report it is.
+#[derive(Debug, Clone, PartialEq, Eq, async_graphql::InputObject)]
+#[graphql(name = "AgentInput")]
+pub struct Agent {
+    /// Unique for each process.
+    pub identity: String,
+    /// Transition count of the agents' lease.
+    pub epoch: i64,
+    /// Counts the reports of this process, of every kind together.
+    pub sequence: i64,
+    /// UID of the cluster's kube-system namespace.
+    pub cluster_uid: String,
+}
+
+/// A whole snapshot of one kind.
+#[derive(Debug, Clone)]
+pub enum Items {
+    /// Pods.
+    Pods(Vec<PodStatus>),
+    /// StyrminDeployments.
+    Deployments(Vec<DeploymentStatus>),
+    /// Flux's GitRepositories and Kustomizations.
+    Flux(Vec<FluxStatus>),
+}
+
+/// Why a report was not accepted. Nothing of it is stored.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// Another agent reported later, or this one did.
+    #[error(
+        "agent \"{identity}\": epoch and sequence: ({epoch}, {sequence}) do not follow ({}, {}), the last report of this cluster, by agent \"{}\"; only one agent may report: the one that holds the lease, with a higher epoch than the one before it and a higher sequence for each report",
+        .last.epoch, .last.sequence, .last.identity
+    )]
+    Stale {
+        /// Who reported.
+        identity: String,
+        /// Its epoch.
+        epoch: i64,
+        /// Its sequence.
+        sequence: i64,
+        /// The last report that was accepted.
+        last: Box<LastReport>,
+    },
+    /// The token is used in another cluster.
+    #[error(
+        "agent: clusterUid: this token belongs to the cluster with UID {bound}, not to the one with UID {uid}; create a cluster for that one and use the token of its agent"
+    )]
+    ForeignCluster {
+        /// UID of the cluster that the token is bound to.
+        bound: String,
+        /// UID in the report.
+        uid: String,
+    },
+    /// A field is not good.
+    #[error("{object}: {field}: {message}")]
+    Invalid {
+        /// agent or report.
+        object: &'static str,
+        /// The field.
+        field: &'static str,
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// Too many changes at once.
+    #[error("report: too many changes of the same rows at this moment; send it again with a higher sequence")]
+    Busy,
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Something that must not happen.
+    #[error(transparent)]
+    Internal(#[from] anyhow::Error),
+}
+
+type Result<T> = std::result::Result<T, ReportError>;
+
+/// Digest of an instance's spec and the display state that fulfils it.
+type Goal = (String, &'static str);
+
+/// Takes reports.
+pub struct Reports {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    /// Instances never change, so what they want is read once while their rollout is under way.
+    goals: Mutex<HashMap<String, Arc<Goal>>>,
+}
+
+/// A snapshot, bounded and digested.
+struct Prepared {
+    snapshot: Snapshot,
+    digest: String,
+    /// Without a time; of objects with the same key the last one.
+    rows: BTreeMap<StatusKey, StatusRow>,
+    /// By deployment and namespace.
+    deployments: HashMap<(String, String), DeploymentStatus>,
+    flux: Vec<FluxStatus>,
+}
+
+/// What follows from a report.
+#[derive(Default)]
+struct Moves {
+    deployments: BTreeMap<String, Vec<DeploymentOutcome>>,
+    tasks: Vec<Task>,
+}
+
+impl Reports {
+    /// Puts the room together.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
+        Self { store, clock, goals: Mutex::default() }
+    }
+
+    /// Takes a report of the agent of `cluster`.
+    ///
+    /// # Errors
+    /// When it is stale, of another cluster or too large; nothing of it is stored then.
+    pub async fn accept(&self, cluster: &str, agent: Agent, items: Items) -> Result<Confirmations> {
+        let result = self.try_accept(cluster, agent, items).await;
+        metrics::report(match &result {
+            Ok(_) => "accepted",
+            Err(ReportError::Stale { .. }) => "stale",
+            Err(ReportError::ForeignCluster { .. }) => "foreign",
+            Err(_) => "failed",
+        });
+        result
+    }
+
+    async fn try_accept(&self, cluster: &str, agent: Agent, items: Items) -> Result<Confirmations> {
+        check_agent(&agent)?;
+        check_size(&items)?;
+        // Before the work, so that an agent that lost costs little.
+        check_turn(&agent, self.store.last_report(cluster).await?.as_ref())?;
+        let owner = cluster.to_owned();
+        let prepared = tokio::task::spawn_blocking(move || prepare(&owner, items)).await;
+        let prepared = prepared.map_err(|error| anyhow::anyhow!("the report could not be read: {error}"))??;
+        for _ in 0..ATTEMPTS {
+            let last = self.store.last_report(cluster).await?;
+            check_turn(&agent, last.as_ref())?;
+            let report = self.compute(cluster, &agent, last, &prepared).await?;
+            match self.store.record_report(&report).await {
+                Err(StoreError::Conflict) => continue,
+                other => other?,
+            }
+            metrics::report_rows(report.set.len() + report.remove.len());
+            return Ok(self.store.confirmations(cluster).await?);
+        }
+        Err(ReportError::Busy)
+    }
+
+    async fn compute(
+        &self,
+        cluster: &str,
+        agent: &Agent,
+        last: Option<LastReport>,
+        prepared: &Prepared,
+    ) -> Result<Report> {
+        let now = self.clock.now();
+        let mut report = Report {
+            last: last.as_ref().map(|last| (last.epoch, last.sequence)),
+            row: next_row(cluster, agent, last.as_ref(), prepared, now),
+            snapshot: prepared.snapshot,
+            set: Vec::new(),
+            remove: Vec::new(),
+            deployments: Vec::new(),
+            tasks: Vec::new(),
+        };
+        let mut moves = Moves::default();
+        let running = match prepared.snapshot {
+            Snapshot::Pods => Vec::new(),
+            Snapshot::Deployments | Snapshot::Flux => self.store.running_in(cluster).await?,
+        };
+        if last.as_ref().and_then(|last| digest(last, prepared.snapshot)) != Some(&prepared.digest) {
+            let places = match prepared.snapshot {
+                Snapshot::Flux => HashMap::new(),
+                Snapshot::Pods | Snapshot::Deployments => self.places(cluster).await?,
+            };
+            let stored = self.store.status_digests(cluster, prepared.snapshot).await?;
+            compare(&mut report, prepared, &places, stored, now);
+            let busy: HashSet<&str> = running.iter().map(|running| running.task.deployment_id.as_str()).collect();
+            for row in report.set.iter().filter(|_| prepared.snapshot == Snapshot::Deployments) {
+                let status = row.deployment_id.as_ref().and_then(|id| prepared.deployment(id, &row.namespace));
+                let place = row.deployment_id.as_ref().and_then(|id| places.get(id));
+                if let (Some(status), Some(place)) = (status, place)
+                    && !busy.contains(place.id.as_str())
+                {
+                    self.after_the_task(&mut moves, place, status).await?;
+                }
+            }
+        }
+        // An object may carry an instance before the server has recorded its push, and agents do not
+        // repeat at once what did not change: what they said before counts at the next report too.
+        let stored = match prepared.snapshot {
+            Snapshot::Flux if running.iter().any(|running| machine::is_pushed(&running.task)) => {
+                self.stored_statuses(cluster).await?
+            }
+            _ => HashMap::new(),
+        };
+        let mut waiting = Waiting { statuses: &prepared.flux, newest: None, names: HashMap::new() };
+        if prepared.snapshot == Snapshot::Flux && running.iter().any(|running| machine::waits_for_flux(&running.task)) {
+            waiting.newest = self.store.confirmations(cluster).await?.newest_revision;
+        }
+        let vanished: HashSet<(&str, &str)> =
+            report.remove.iter().map(|(_, namespace, name)| (namespace.as_str(), name.as_str())).collect();
+        for running in running {
+            // What a report says about a task whose commit is not recorded yet counts later.
+            if !machine::is_pushed(&running.task) {
+                continue;
+            }
+            let mut task = running.task.clone();
+            let place = (task.deployment_id.clone(), environment_namespace(&running.environment_id));
+            let status = match prepared.snapshot {
+                Snapshot::Deployments => prepared.deployments.get(&place),
+                _ => stored.get(&place),
+            };
+            let is_gone = prepared.snapshot == Snapshot::Deployments
+                && status.is_none()
+                && (vanished.contains(&(place.1.as_str(), &object_name(&place.0))) || pushed_long_ago(&task, now));
+            let goal = self.goal_of(&task, status).await?;
+            let mut moved = self.follow(&mut task, status, is_gone, goal.as_deref(), now).await?;
+            if prepared.snapshot == Snapshot::Flux {
+                moved |= waiting.explain(&mut task, &running, now);
+            }
+            moves.add(&running, task, moved, goal.as_deref());
+        }
+        report.deployments = moves.deployments.into_values().flatten().collect();
+        report.tasks = moves.tasks;
+        Ok(report)
+    }
+
+    async fn places(&self, cluster: &str) -> Result<HashMap<String, DeploymentPlace>> {
+        let found = self.store.deployment_places(cluster).await?;
+        Ok(found.into_iter().map(|place| (place.id.clone(), place)).collect())
+    }
+
+    /// StyrminDeployments of running tasks as last reported.
+    async fn stored_statuses(&self, cluster: &str) -> Result<HashMap<(String, String), DeploymentStatus>> {
+        let rows = self.store.running_statuses(cluster).await?;
+        let found = rows.iter().filter_map(DeploymentStatus::from_row);
+        Ok(found.map(|status| ((status.deployment_id.clone(), status.namespace.clone()), status)).collect())
+    }
+
+    /// What the task's instance wants, when the answer may end the task.
+    async fn goal_of(&self, task: &Task, status: Option<&DeploymentStatus>) -> Result<Option<Arc<Goal>>> {
+        let is_ready = status.is_some_and(|status| {
+            status.phase.as_deref() == Some(machine::READY) && status.instance_id.as_ref() == Some(&task.instance_id)
+        });
+        if is_ready { self.goal(&task.instance_id).await } else { Ok(None) }
+    }
+
+    /// Moves a running task by what is reported about its deployment; `is_gone`: by its absence.
+    async fn follow(
+        &self,
+        task: &mut Task,
+        status: Option<&DeploymentStatus>,
+        is_gone: bool,
+        goal: Option<&Goal>,
+        now: Millis,
+    ) -> Result<bool> {
+        if task.workflow == Workflow::Delete.as_str() {
+            return Ok(match status {
+                None => is_gone && machine::apply(task, &Event::Gone, now),
+                Some(status) if status.deleting => {
+                    let steps = status.observed_steps();
+                    machine::apply(task, &Event::Removal(&observed(status, &steps, &[], None)), now)
+                }
+                // Flux has not removed it yet.
+                Some(_) => false,
+            });
+        }
+        // Without the instance the operator has not seen the change; an object that goes although
+        // nobody asked for it says nothing about the change either.
+        let is_about = |status: &&DeploymentStatus| status.instance_id.as_ref() == Some(&task.instance_id);
+        let Some(status) = status.filter(is_about).filter(|status| !status.deleting) else { return Ok(false) };
+        let steps = status.observed_steps();
+        let is_error = observed(status, &steps, &[], None).is_error();
+        let pods = if is_error { self.bad_pods(&task.deployment_id).await? } else { Vec::new() };
+        Ok(machine::apply(task, &Event::Rollout(&observed(status, &steps, &pods, goal)), now))
+    }
+
+    /// A deployment without a running task follows what its newest instance does: one that ran and
+    /// failed, and one that runs again.
+    async fn after_the_task(
+        &self,
+        moves: &mut Moves,
+        place: &DeploymentPlace,
+        status: &DeploymentStatus,
+    ) -> Result<()> {
+        let Some(newest) = place.newest_instance_id.as_ref().filter(|id| status.instance_id.as_ref() == Some(*id))
+        else {
+            return Ok(());
+        };
+        if place.lifecycle == Lifecycle::Deleting || status.deleting {
+            return Ok(());
+        }
+        let steps = status.observed_steps();
+        let phase = status.phase.as_deref().unwrap_or_default();
+        let (state, recovers) = match place.state {
+            DeploymentState::Running | DeploymentState::Stopped if phase == machine::FAILED => {
+                (DeploymentState::Failed, false)
+            }
+            DeploymentState::Failed if phase == machine::READY => {
+                let Some(goal) = self.goal(newest).await? else { return Ok(()) };
+                if !observed(status, &steps, &[], Some(&goal)).is_done() {
+                    return Ok(());
+                }
+                (done_state(&goal), true)
+            }
+            _ => return Ok(()),
+        };
+        // A task that failed is revived by a new instance only.
+        let Some(instance) = self.store.instance(newest).await? else { return Ok(()) };
+        let task = self.store.task(&instance.task_id).await?;
+        if task.is_none_or(|task| task.state != TaskState::Succeeded) {
+            return Ok(());
+        }
+        let outcome = if recovers {
+            InstanceOutcome::Active { id: instance.id, sequence: instance.sequence }
+        } else {
+            InstanceOutcome::Failed { id: instance.id }
+        };
+        moves.deployments.entry(place.id.clone()).or_default().push(DeploymentOutcome {
+            deployment_id: place.id.clone(),
+            newest_instance_id: place.newest_instance_id.clone(),
+            state: Some(state),
+            instance: Some(outcome),
+        });
+        Ok(())
+    }
+
+    /// What an instance wants; `None` when there is no such instance.
+    async fn goal(&self, instance: &str) -> Result<Option<Arc<Goal>>> {
+        if let Some(known) = self.goals.lock().unwrap_or_else(PoisonError::into_inner).get(instance) {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let Some(found) = self.store.instance(instance).await? else { return Ok(None) };
+        let display_state = match found.spec.lifecycle {
+            spec::Lifecycle::Stopped => "Stopped",
+            spec::Lifecycle::Running | spec::Lifecycle::Deleting => "Running",
+        };
+        let goal = Arc::new((found.spec.digest(), display_state));
+        let mut goals = self.goals.lock().unwrap_or_else(PoisonError::into_inner);
+        if goals.len() >= WANTED_MAX {
+            goals.clear();
+        }
+        goals.insert(found.id, Arc::clone(&goal));
+        Ok(Some(goal))
+    }
+
+    /// Lines about the deployment's pods, as last reported, that explain a failure.
+    async fn bad_pods(&self, deployment: &str) -> Result<Vec<String>> {
+        let rows = self.store.statuses(Snapshot::Pods, StatusScope::Deployment(deployment), None, PODS_READ).await?;
+        let pods: Vec<PodStatus> = rows.iter().filter_map(read).collect();
+        Ok(explain::pods(&pods))
+    }
+}
+
+impl Prepared {
+    /// A StyrminDeployment by deployment and namespace.
+    fn deployment(&self, id: &str, namespace: &str) -> Option<&DeploymentStatus> {
+        self.deployments.get(&(id.to_owned(), namespace.to_owned()))
+    }
+}
+
+impl Moves {
+    /// What a task's move makes of its deployment.
+    fn add(&mut self, running: &RunningTask, task: Task, moved: bool, goal: Option<&Goal>) {
+        let is_newest = running.newest_instance_id.as_ref() == Some(&task.instance_id);
+        let is_delete = task.workflow == Workflow::Delete.as_str();
+        let (state, instance) = match task.state {
+            TaskState::Running | TaskState::Superseded if is_delete => (None, None),
+            TaskState::Running | TaskState::Superseded => (Some(DeploymentState::Deploying), None),
+            TaskState::Succeeded if is_delete => (Some(DeploymentState::Deleted), Some(InstanceOutcome::Gone)),
+            TaskState::Succeeded => (
+                goal.map(done_state),
+                Some(InstanceOutcome::Active { id: task.instance_id.clone(), sequence: task.sequence }),
+            ),
+            TaskState::Failed => {
+                (Some(DeploymentState::Failed), Some(InstanceOutcome::Failed { id: task.instance_id.clone() }))
+            }
+        };
+        // A report never takes a deployment out of its deletion, nor a newer change's word.
+        let may_set = is_newest && (is_delete || running.lifecycle != Lifecycle::Deleting);
+        let state = state.filter(|state| may_set && *state != running.deployment_state);
+        if state.is_some() || instance.is_some() {
+            self.deployments.entry(task.deployment_id.clone()).or_default().push(DeploymentOutcome {
+                deployment_id: task.deployment_id.clone(),
+                newest_instance_id: running.newest_instance_id.clone(),
+                state,
+                instance,
+            });
+        }
+        if moved {
+            self.tasks.push(task);
+        }
+    }
+}
+
+/// State of a deployment that does what its instance asks for.
+fn done_state(goal: &Goal) -> DeploymentState {
+    if goal.1 == "Stopped" { DeploymentState::Stopped } else { DeploymentState::Running }
+}
+
+fn observed<'a>(
+    status: &'a DeploymentStatus,
+    steps: &'a [machine::ObservedStep<'a>],
+    pods: &'a [String],
+    goal: Option<&'a Goal>,
+) -> Observed<'a> {
+    Observed {
+        phase: status.phase.as_deref().unwrap_or_default(),
+        display_state: status.display_state.as_deref().unwrap_or_default(),
+        message: status.message.as_deref().unwrap_or_default(),
+        steps,
+        release_ready_at: status.true_since("HelmReleaseReady"),
+        ready_at: status.true_since("Ready"),
+        spec_digest: status.spec_digest.as_deref().unwrap_or_default(),
+        wanted: goal.map(|(spec_digest, display_state)| Wanted { spec_digest, display_state }),
+        pods,
+    }
+}
+
+/// Name of a deployment's object.
+fn object_name(deployment: &str) -> String {
+    format!("styrmin-{deployment}")
+}
+
+/// Whether a snapshot without the object is surely later than the task's push: one that was made
+/// before it may not have had what Flux applied in that moment.
+fn pushed_long_ago(task: &Task, now: Millis) -> bool {
+    task.steps.first().and_then(|step| step.ended_at).is_some_and(|pushed| now - pushed > SETTLE)
+}
+
+/// Why tasks wait for Flux.
+struct Waiting<'a> {
+    statuses: &'a [FluxStatus],
+    newest: Option<String>,
+    /// Kustomizations by environment and shard.
+    names: HashMap<(String, i64), Option<String>>,
+}
+
+impl Waiting<'_> {
+    /// Tells a task whose commit is not in the cluster yet what hinders it.
+    fn explain(&mut self, task: &mut Task, running: &RunningTask, now: Millis) -> bool {
+        if !machine::waits_for_flux(task) {
+            return false;
+        }
+        let shard = (running.environment_id.clone(), running.shard);
+        let name =
+            self.names.entry(shard).or_insert_with_key(|(environment, shard)| kustomization(environment, *shard));
+        let Some(name) = name else { return false };
+        let message = explain::flux(self.statuses, name, running.revision.as_deref(), self.newest.as_deref());
+        machine::apply(task, &Event::FluxWaits { message: &message }, now)
+    }
+}
+
+/// Name of the Kustomization of a shard.
+fn kustomization(environment: &str, shard: i64) -> Option<String> {
+    let environment: EnvironmentId = environment.parse().ok()?;
+    let object = objects::shard_kustomization(&environment, u32::try_from(shard).ok()?, "");
+    object["metadata"]["name"].as_str().map(str::to_owned)
+}
+
+fn environment_namespace(environment: &str) -> String {
+    environment.parse::<EnvironmentId>().map(|id| id.namespace()).unwrap_or_default()
+}
+
+fn check_agent(agent: &Agent) -> Result<()> {
+    let invalid =
+        |field, message: &str| Err(ReportError::Invalid { object: "agent", field, message: message.to_owned() });
+    let bad = |text: &str| text.is_empty() || text.len() > IDENTITY_MAX || text.chars().any(char::is_control);
+    if bad(&agent.identity) {
+        return invalid("identity", "must be a name of this process, 253 bytes at most");
+    }
+    if bad(&agent.cluster_uid) {
+        return invalid("clusterUid", "must be the UID of the namespace kube-system");
+    }
+    if agent.epoch < 0 || agent.sequence < 0 {
+        return invalid("epoch, sequence", "must not be negative");
+    }
+    Ok(())
+}
+
+fn check_size(items: &Items) -> Result<()> {
+    let (field, found, most) = match items {
+        Items::Pods(items) => ("pods", items.len(), PODS_MAX),
+        Items::Deployments(items) => ("deployments", items.len(), DEPLOYMENTS_MAX),
+        Items::Flux(items) => ("statuses", items.len(), FLUX_MAX),
+    };
+    if found > most {
+        let message = format!("{found} are more than the {most} that a cluster may have; use several clusters");
+        return Err(ReportError::Invalid { object: "report", field, message });
+    }
+    Ok(())
+}
+
+/// Whether it is this agent's turn: the right cluster, and later than everything before.
+fn check_turn(agent: &Agent, last: Option<&LastReport>) -> Result<()> {
+    let Some(last) = last else { return Ok(()) };
+    if last.cluster_uid != agent.cluster_uid {
+        return Err(ReportError::ForeignCluster { bound: last.cluster_uid.clone(), uid: agent.cluster_uid.clone() });
+    }
+    let follows = (agent.epoch, agent.sequence) > (last.epoch, last.sequence)
+        && (agent.epoch != last.epoch || agent.identity == last.identity);
+    if follows {
+        return Ok(());
+    }
+    Err(ReportError::Stale {
+        identity: agent.identity.clone(),
+        epoch: agent.epoch,
+        sequence: agent.sequence,
+        last: Box::new(last.clone()),
+    })
+}
+
+fn digest(last: &LastReport, snapshot: Snapshot) -> Option<&String> {
+    match snapshot {
+        Snapshot::Pods => last.pods_digest.as_ref(),
+        Snapshot::Deployments => last.deployments_digest.as_ref(),
+        Snapshot::Flux => last.flux_digest.as_ref(),
+    }
+}
+
+fn next_row(cluster: &str, agent: &Agent, last: Option<&LastReport>, prepared: &Prepared, now: Millis) -> LastReport {
+    let mut row = LastReport {
+        cluster_id: cluster.to_owned(),
+        cluster_uid: agent.cluster_uid.clone(),
+        identity: agent.identity.clone(),
+        epoch: agent.epoch,
+        sequence: agent.sequence,
+        reported_at: now,
+        pods_at: last.and_then(|last| last.pods_at),
+        pods_digest: last.and_then(|last| last.pods_digest.clone()),
+        deployments_at: last.and_then(|last| last.deployments_at),
+        deployments_digest: last.and_then(|last| last.deployments_digest.clone()),
+        flux_at: last.and_then(|last| last.flux_at),
+        flux_digest: last.and_then(|last| last.flux_digest.clone()),
+    };
+    let digest = Some(prepared.digest.clone());
+    match prepared.snapshot {
+        Snapshot::Pods => (row.pods_at, row.pods_digest) = (Some(now), digest),
+        Snapshot::Deployments => (row.deployments_at, row.deployments_digest) = (Some(now), digest),
+        Snapshot::Flux => (row.flux_at, row.flux_digest) = (Some(now), digest),
+    }
+    row
+}
+
+/// Bounds and digests a snapshot. Takes long for a large one.
+fn prepare(cluster: &str, items: Items) -> Result<Prepared> {
+    let mut deployments = HashMap::new();
+    let mut flux = Vec::new();
+    let (snapshot, rows) = match items {
+        Items::Pods(mut items) => (Snapshot::Pods, rows(cluster, Snapshot::Pods, &mut items)?),
+        Items::Deployments(mut items) => {
+            // The server writes no other name: what bears one is somebody's copy.
+            items.retain(|item| item.name == object_name(&item.deployment_id));
+            let rows = rows(cluster, Snapshot::Deployments, &mut items)?;
+            deployments
+                .extend(items.into_iter().map(|item| ((item.deployment_id.clone(), item.namespace.clone()), item)));
+            (Snapshot::Deployments, rows)
+        }
+        Items::Flux(mut items) => {
+            let rows = rows(cluster, Snapshot::Flux, &mut items)?;
+            flux = items;
+            (Snapshot::Flux, rows)
+        }
+    };
+    let mut hash = Sha256::new();
+    for ((kind, namespace, name), row) in &rows {
+        for part in [kind, namespace, name, &row.digest] {
+            hash.update(part.as_bytes());
+            hash.update([0]);
+        }
+    }
+    Ok(Prepared { snapshot, digest: format!("sha256:{}", hex(&hash.finalize())), rows, deployments, flux })
+}
+
+fn rows(cluster: &str, snapshot: Snapshot, items: &mut [impl Object]) -> Result<BTreeMap<StatusKey, StatusRow>> {
+    let mut rows = BTreeMap::new();
+    for item in items {
+        item.tidy();
+        let row = item.row(cluster, snapshot).map_err(anyhow::Error::from)?;
+        rows.insert(item.key(), row);
+    }
+    Ok(rows)
+}
+
+/// What differs from what is stored. Objects of deployments that are not this cluster's, or that
+/// are not at their place, are left out, as if they had not been reported.
+fn compare(
+    report: &mut Report,
+    prepared: &Prepared,
+    places: &HashMap<String, DeploymentPlace>,
+    stored: Vec<(StatusKey, String)>,
+    now: Millis,
+) {
+    let ours = |row: &StatusRow| match (&row.deployment_id, prepared.snapshot) {
+        (None, _) => true,
+        (Some(id), Snapshot::Deployments) => {
+            places.get(id).is_some_and(|place| row.namespace == environment_namespace(&place.environment_id))
+        }
+        (Some(id), _) => places.contains_key(id),
+    };
+    let mut stored: HashMap<StatusKey, String> = stored.into_iter().collect();
+    let mut ignored = 0_usize;
+    for (key, row) in &prepared.rows {
+        if !ours(row) {
+            ignored += 1;
+            continue;
+        }
+        if stored.remove(key).as_ref() != Some(&row.digest) {
+            report.set.push(StatusRow { updated_at: now, ..row.clone() });
+        }
+    }
+    report.remove = stored.into_keys().collect();
+    report.remove.sort_unstable();
+    let cluster = &report.row.cluster_id;
+    if ignored > 0 {
+        metrics::report_ignored(ignored);
+        warn!(cluster, ignored, "a report names deployments that are not at their place in this cluster");
+    }
+    if report.last.is_none() {
+        info!(cluster, uid = report.row.cluster_uid, "the first report binds the cluster's token");
+    }
+}
+
+/// A stored row as it was reported; `None` when a later release stored what this one cannot read.
+fn read<T: serde::de::DeserializeOwned>(row: &StatusRow) -> Option<T> {
+    serde_json::from_str(&row.content).map_err(|error| warn!(%error, row.name, "a stored status cannot be read")).ok()
+}
+
+macro_rules! from_row {
+    ($($name:ident),+) => {$(
+        impl $name {
+            /// From its stored row; `None` when a later release stored what this one cannot read.
+            #[must_use]
+            pub fn from_row(row: &StatusRow) -> Option<Self> {
+                read::<Self>(row).map(|found| Self { updated_at: row.updated_at, ..found })
+            }
+        }
+    )+};
+}
+
+from_row!(PodStatus, DeploymentStatus, FluxStatus);
+
+/// What a running step says when the agent is silent: the time of the last report, or of the step's
+/// begin when there was none, once that is longer ago than [`SILENCE`].
+#[must_use]
+pub fn silence(last: Option<Millis>, started: Option<Millis>, now: Millis) -> Option<Millis> {
+    last.or(started).filter(|since| now - since > SILENCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(identity: &str, epoch: i64, sequence: i64) -> Agent {
+        Agent { identity: identity.into(), epoch, sequence, cluster_uid: "uid".into() }
+    }
+
+    fn last(identity: &str, epoch: i64, sequence: i64) -> LastReport {
+        let prepared = prepare("c", Items::Flux(Vec::new())).unwrap();
+        next_row("c", &agent(identity, epoch, sequence), None, &prepared, 1)
+    }
+
+    #[test]
+    fn of_two_agents_the_later_epoch_wins_and_the_other_stays_out() {
+        for (reporter, accepted) in [
+            (agent("a", 3, 8), true),
+            (agent("a", 3, 7), false),
+            (agent("a", 3, 1), false),
+            (agent("b", 3, 8), false),
+            (agent("b", 4, 0), true),
+            (agent("b", 2, 900), false),
+        ] {
+            let result = check_turn(&reporter, Some(&last("a", 3, 7)));
+            assert_eq!(result.is_ok(), accepted, "{reporter:?}: {result:?}");
+        }
+        assert!(check_turn(&agent("a", 0, 0), None).is_ok());
+        let other = Agent { cluster_uid: "other".into(), ..agent("a", 9, 9) };
+        let error = check_turn(&other, Some(&last("a", 3, 7))).unwrap_err();
+        assert!(error.to_string().contains("this token belongs to the cluster with UID uid"), "{error}");
+    }
+
+    #[test]
+    fn what_no_agent_says_is_refused() {
+        for bad in [
+            agent("", 1, 1),
+            agent(&"x".repeat(300), 1, 1),
+            agent("a\n", 1, 1),
+            agent("a", -1, 1),
+            agent("a", 1, -1),
+            Agent { cluster_uid: String::new(), ..agent("a", 1, 1) },
+        ] {
+            assert!(check_agent(&bad).is_err(), "{bad:?}");
+        }
+        let pods = vec![PodStatus::default(); PODS_MAX + 1];
+        let error = check_size(&Items::Pods(pods)).unwrap_err().to_string();
+        assert!(error.contains("report: pods: 40001"), "{error}");
+    }
+
+    #[test]
+    fn only_what_differs_is_written_and_what_is_foreign_is_left_out() {
+        let pod = |name: &str, deployment: Option<&str>, ready: bool| PodStatus {
+            namespace: "n".into(),
+            name: name.into(),
+            deployment_id: deployment.map(str::to_owned),
+            ready,
+            ..PodStatus::default()
+        };
+        let place = DeploymentPlace {
+            id: "abcdefghijkl".into(),
+            environment_id: "bbcdefghijkl".into(),
+            lifecycle: Lifecycle::Running,
+            state: DeploymentState::Running,
+            newest_instance_id: None,
+        };
+        let places = HashMap::from([(place.id.clone(), place)]);
+        let before =
+            prepare("c", Items::Pods(vec![pod("same", None, true), pod("other", None, true), pod("gone", None, true)]))
+                .unwrap();
+        let stored = before.rows.iter().map(|(key, row)| (key.clone(), row.digest.clone())).collect();
+        let items = vec![
+            pod("same", None, true),
+            pod("other", None, false),
+            pod("new", Some("abcdefghijkl"), true),
+            pod("foreign", Some("zzzzzzzzzzzz"), true),
+        ];
+        let now = prepare("c", Items::Pods(items)).unwrap();
+        assert_ne!(before.digest, now.digest);
+        let mut report = Report {
+            last: None,
+            row: last("a", 1, 1),
+            snapshot: Snapshot::Pods,
+            set: Vec::new(),
+            remove: Vec::new(),
+            deployments: Vec::new(),
+            tasks: Vec::new(),
+        };
+        compare(&mut report, &now, &places, stored, 7);
+        let names: Vec<&str> = report.set.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names, ["new", "other"]);
+        assert!(report.set.iter().all(|row| row.updated_at == 7));
+        assert_eq!(report.remove, [("Pod".to_owned(), "n".to_owned(), "gone".to_owned())]);
+    }
+
+    #[test]
+    fn an_object_under_another_name_or_namespace_is_somebodys_copy() {
+        let status = |name: &str, namespace: &str| DeploymentStatus {
+            deployment_id: "abcdefghijkl".into(),
+            name: name.into(),
+            namespace: namespace.into(),
+            ..DeploymentStatus::default()
+        };
+        let items = vec![
+            status("styrmin-abcdefghijkl", "styrmin-env-bbcdefghijkl"),
+            status("copy", "styrmin-env-bbcdefghijkl"),
+            status("styrmin-abcdefghijkl", "elsewhere"),
+        ];
+        let prepared = prepare("c", Items::Deployments(items)).unwrap();
+        assert_eq!(prepared.rows.len(), 2);
+        assert!(prepared.deployment("abcdefghijkl", &environment_namespace("bbcdefghijkl")).is_some());
+    }
+
+    #[test]
+    fn absence_right_after_a_push_proves_nothing() {
+        let step = |ended_at| crate::store::Step {
+            task_id: "t".into(),
+            position: 0,
+            name: machine::REMOVE_STEP.into(),
+            state: crate::store::StepState::Succeeded,
+            attempt: 1,
+            message: None,
+            started_at: Some(1),
+            ended_at,
+        };
+        let task = |ended_at| Task {
+            id: "t".into(),
+            deployment_id: "d".into(),
+            instance_id: "i".into(),
+            sequence: 1,
+            workflow: "delete".into(),
+            state: TaskState::Running,
+            message: None,
+            author_name: "Ann".into(),
+            author_email: "ann@example.com".into(),
+            version: 1,
+            created_at: 1,
+            ended_at: None,
+            steps: vec![step(ended_at)],
+        };
+        assert!(!pushed_long_ago(&task(None), 99_000));
+        assert!(!pushed_long_ago(&task(Some(1_000)), 11_000));
+        assert!(pushed_long_ago(&task(Some(1_000)), 11_001));
+    }
+
+    #[test]
+    fn silence_is_noticed_after_a_minute() {
+        assert_eq!(silence(Some(1_000), Some(0), 61_000), None);
+        assert_eq!(silence(Some(1_000), Some(0), 61_001), Some(1_000));
+        assert_eq!(silence(None, Some(5), 60_006), Some(5));
+        assert_eq!(silence(None, None, 99_000_000), None);
+    }
+
+    #[test]
+    fn a_shards_kustomization_has_the_name_that_the_renderer_gives_it() {
+        assert_eq!(kustomization("bbcdefghijkl", 2).as_deref(), Some("styrmin-bbcdefghijkl-s2"));
+        assert_eq!(kustomization("no id", 0), None);
+    }
+}
