@@ -1,16 +1,34 @@
-//! The Styrmin agent: operator and reporter of one cluster. An empty shell for now; it says so
-//! instead of pretending to work.
+//! The program `styrmin-agent`.
 
-use clap::Parser;
+use clap::Parser as _;
+use styrmin_agent::settings::Settings;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+use tracing_subscriber::EnvFilter;
 
-/// The Styrmin agent.
-#[derive(Debug, Parser)]
-#[command(name = "styrmin-agent", version)]
-struct Settings {}
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let settings = Settings::parse();
+    let filter = EnvFilter::try_from_env("STYRMIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if settings.log_json {
+        log.json().init();
+    } else {
+        log.init();
+    }
+    let stop = CancellationToken::new();
+    tokio::spawn(stop_on_signal(stop.clone()));
+    styrmin_agent::run(settings, stop).await
+}
 
-fn main() -> std::process::ExitCode {
-    let Settings {} = Settings::parse();
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "the agent has no operator and no reporter yet");
-    std::process::ExitCode::FAILURE
+async fn stop_on_signal(stop: CancellationToken) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        return;
+    };
+    tokio::select! {
+        _ = term.recv() => info!("asked to stop"),
+        _ = int.recv() => info!("interrupted"),
+    }
+    stop.cancel();
 }

@@ -12,6 +12,7 @@ pub mod remote;
 pub mod server;
 pub mod tools;
 pub mod trace;
+pub mod world;
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};

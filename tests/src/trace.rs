@@ -8,7 +8,7 @@ use kube::api::{WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 const HELM_RELEASE: (&str, &str) = ("helm.toolkit.fluxcd.io/v2", "HelmRelease");
@@ -265,7 +265,8 @@ impl Watched {
         let end = tokio::time::Instant::now() + limit;
         let mut news = (0, tokio::time::Instant::now());
         loop {
-            stage.chart_may_be_ready(&self.states.lock().unwrap().clone()).await;
+            let seen = self.states.lock().unwrap().last().cloned();
+            stage.chart_may_be_ready(seen.as_ref()).await;
             let done = {
                 let (seen_states, seen_events) = (self.states.lock().unwrap(), self.events.lock().unwrap());
                 prefix("state", states, &seen_states)? & prefix("event", events, &seen_events)?
@@ -346,10 +347,10 @@ impl<'a> Stage<'a> {
     }
 
     /// Lets a late chart become ready once the release was seen waiting for it.
-    async fn chart_may_be_ready(&self, seen: &[State]) {
+    async fn chart_may_be_ready(&self, seen: Option<&State>) {
         use std::sync::atomic::Ordering::Relaxed;
         let waits = |state: &State| state.conditions.iter().any(|condition| condition.contains("/SourceNotReady@"));
-        if self.late_chart.load(Relaxed) && seen.last().is_some_and(waits) {
+        if self.late_chart.load(Relaxed) && seen.is_some_and(waits) {
             self.late_chart.store(false, Relaxed);
             let name = self.trace.name.as_str();
             let chart = self.trace.specs[0]["chartRef"]["name"].as_str().unwrap();
@@ -381,8 +382,8 @@ impl<'a> Stage<'a> {
     /// Asks for a pass, as the interval would.
     async fn next_pass(&self) {
         let name = self.trace.name.as_str();
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
-        let patch = json!({ "metadata": { "annotations": { "reconcile.fluxcd.io/requestedAt": now.to_string() } } });
+        let now = rand::random::<u64>().to_string();
+        let patch = json!({ "metadata": { "annotations": { "reconcile.fluxcd.io/requestedAt": now } } });
         let api = self.plane.api(HELM_RELEASE.0, HELM_RELEASE.1, name);
         let _ = api.patch(name, &Default::default(), &kube::api::Patch::Merge(patch)).await;
     }

@@ -16,6 +16,20 @@ fn the_committed_schema_is_the_schema() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), now, "run this test with STYRMIN_UPDATE=1");
 }
 
+/// What a cluster needs of ours is a committed file too.
+#[test]
+fn the_committed_kind_is_the_kind() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests/crd.yaml");
+    let now = format!(
+        "# Generated from renderer/src/spec.rs: STYRMIN_UPDATE=1 cargo test -p styrmin-tests --test server\n{}",
+        styrmin_renderer::yaml::to_string(&styrmin_renderer::spec::crd()).unwrap()
+    );
+    if std::env::var_os("STYRMIN_UPDATE").is_some() {
+        std::fs::write(&path, &now).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), now, "run this test with STYRMIN_UPDATE=1");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_finishes_what_is_under_way_and_a_start_goes_on() {
     let mut server = Server::start().await;

@@ -3,6 +3,7 @@
 //! It prints the path of its kubeconfig and the folder of its logs as one JSON line once everything
 //! runs, and ends with Ctrl-C or SIGTERM.
 
+use age::secrecy::ExposeSecret as _;
 use clap::Parser;
 use serde_json::json;
 use std::path::PathBuf;
@@ -17,11 +18,19 @@ struct Cli {
     /// Only etcd and the API server.
     #[arg(long)]
     bare: bool,
+    /// Prints a new age key and its recipient instead.
+    #[arg(long)]
+    age_key: bool,
 }
 
 #[tokio::main]
 async fn main() {
     let cli = Cli::parse();
+    if cli.age_key {
+        let key = age::x25519::Identity::generate();
+        println!("{}", json!({ "key": key.to_string().expose_secret(), "recipient": key.to_public().to_string() }));
+        return;
+    }
     let plane = Plane::start_with(Options { controllers: !cli.bare, folder: cli.folder, ..Options::default() }).await;
     println!(
         "{}",

@@ -108,6 +108,7 @@ fn new_logs() -> PathBuf {
     for old in known.iter().rev().skip(KEPT_LOGS) {
         let _ = std::fs::remove_dir_all(old);
     }
+    #[expect(clippy::disallowed_methods, reason = "names a folder, decides nothing")]
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
     let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
     let path = all.join(format!("{now}-{}-{}-{test}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed)));
@@ -323,6 +324,12 @@ impl Plane {
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+
+    /// A kubeconfig for the bearer of a token.
+    #[must_use]
+    pub fn kubeconfig_of(&self, name: &str, token: &str) -> PathBuf {
+        write_kubeconfig(&self.folder, name, self.api.number(), token, &self.certificates)
     }
 
     /// The folder of this run.

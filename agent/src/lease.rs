@@ -1,0 +1,194 @@
+//! One agent leads: a Lease in the cluster, renewed by its holder.
+//!
+//! The lease's count of transitions is the agent's epoch: it grows whenever another process takes
+//! over, and the server refuses reports of an older one.
+
+use crate::settings::Settings;
+use crate::{NAMESPACE, clock};
+use anyhow::Context as _;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::{Lease as LeaseObject, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, ObjectMeta, PostParams};
+use kube::{Client, Error};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+const NAME: &str = "styrmin-agent";
+
+/// The lease, held.
+pub struct Lease {
+    /// Grows with every holder.
+    pub epoch: i32,
+    /// Cancelled when the lease is lost. Nothing may be written after that.
+    pub lost: CancellationToken,
+    renewing: JoinHandle<()>,
+    api: Api<LeaseObject>,
+    identity: String,
+}
+
+/// A name for this process: the host's, and a part that no earlier process had.
+#[must_use]
+pub fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let host = if host.is_empty() { "agent" } else { host };
+    format!("{host}-{:x}-{:x}", std::process::id(), clock::now().as_microsecond())
+}
+
+/// Waits for the lease; `None` when `stop` came first.
+///
+/// # Errors
+/// When the API server refuses, for example because rights are missing.
+pub async fn acquire(
+    client: &Client,
+    identity: &str,
+    settings: &Settings,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<Lease>> {
+    let api: Api<LeaseObject> = Api::namespaced(client.clone(), NAMESPACE);
+    let duration = i32::try_from(settings.lease_duration)?;
+    let pause = Duration::from_secs(u64::from(settings.lease_duration)) / 5;
+    // By this clock, not by the holder's: how long its renewal has not changed.
+    let mut seen: Option<(MicroTime, Timestamp)> = None;
+    let mut told = false;
+    loop {
+        match attempt(&api, identity, duration, &mut seen).await {
+            Ok(Some(held)) => {
+                let epoch = held.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
+                let lost = CancellationToken::new();
+                let renewing = tokio::spawn(renew(api.clone(), held, duration, pause, lost.clone()));
+                return Ok(Some(Lease { epoch, lost, renewing, api, identity: identity.to_owned() }));
+            }
+            Ok(None) if !told => {
+                info!("another agent leads; waiting for it to go");
+                told = true;
+            }
+            Ok(None) => {}
+            Err(Error::Api(status)) if status.code == 403 || status.code == 404 => {
+                return Err(Error::Api(status)).with_context(|| {
+                    format!("Lease {NAMESPACE}/{NAME}: the agent's ClusterRole and the namespace {NAMESPACE} have to be there")
+                });
+            }
+            Err(error) => warn!(%error, "the lease cannot be read or written; trying again"),
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// Takes the lease when nobody holds it; `None` when somebody does.
+async fn attempt(
+    api: &Api<LeaseObject>,
+    identity: &str,
+    duration: i32,
+    seen: &mut Option<(MicroTime, Timestamp)>,
+) -> Result<Option<LeaseObject>, Error> {
+    let now = clock::now();
+    let Some(mut lease) = api.get_opt(NAME).await? else {
+        let metadata = ObjectMeta { name: Some(NAME.into()), ..ObjectMeta::default() };
+        let lease = LeaseObject { metadata, spec: Some(spec(identity, duration, 1, now)) };
+        return taken(api.create(&PostParams::default(), &lease).await);
+    };
+    let held = lease.spec.clone().unwrap_or_default();
+    let free = held.holder_identity.as_deref().unwrap_or_default().is_empty();
+    let own = held.holder_identity.as_deref() == Some(identity);
+    if !free && !own {
+        let renewed = held.renew_time.unwrap_or(MicroTime(Timestamp::UNIX_EPOCH));
+        let since = match seen {
+            Some((known, since)) if known.0 == renewed.0 => *since,
+            _ => now,
+        };
+        *seen = Some((renewed, since));
+        let limit = SignedDuration::from_secs(held.lease_duration_seconds.unwrap_or(duration).into());
+        if now.duration_since(since) <= limit {
+            return Ok(None);
+        }
+    }
+    let transitions = held.lease_transitions.unwrap_or_default().saturating_add(1);
+    lease.spec = Some(spec(identity, duration, transitions, now));
+    taken(api.replace(NAME, &PostParams::default(), &lease).await)
+}
+
+/// Somebody else was faster: that is no error.
+fn taken(answer: Result<LeaseObject, Error>) -> Result<Option<LeaseObject>, Error> {
+    match answer {
+        Ok(lease) => Ok(Some(lease)),
+        Err(Error::Api(status)) if status.code == 409 => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn spec(identity: &str, duration: i32, transitions: i32, now: Timestamp) -> LeaseSpec {
+    LeaseSpec {
+        holder_identity: Some(identity.to_owned()),
+        lease_duration_seconds: Some(duration),
+        acquire_time: Some(MicroTime(now)),
+        renew_time: Some(MicroTime(now)),
+        lease_transitions: Some(transitions),
+        ..LeaseSpec::default()
+    }
+}
+
+/// Renews until it cannot. It gives up a little before another process may take over.
+async fn renew(api: Api<LeaseObject>, mut held: LeaseObject, duration: i32, pause: Duration, lost: CancellationToken) {
+    let limit = Duration::from_secs(u64::try_from(duration).unwrap_or_default()).mul_f64(0.8);
+    let mut renewed = tokio::time::Instant::now();
+    loop {
+        tokio::select! {
+            () = lost.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        let began = tokio::time::Instant::now();
+        if let Some(spec) = &mut held.spec {
+            spec.renew_time = Some(MicroTime(clock::now()));
+        }
+        let left = limit.saturating_sub(renewed.elapsed());
+        let parameters = PostParams::default();
+        match tokio::time::timeout(left, api.replace(NAME, &parameters, &held)).await {
+            Ok(Ok(lease)) => {
+                held = lease;
+                renewed = began;
+                continue;
+            }
+            Ok(Err(Error::Api(status))) if status.code == 409 || status.code == 404 => {
+                warn!("the lease was taken by another agent");
+                break;
+            }
+            Ok(Err(error)) => warn!(%error, "the lease cannot be renewed; trying again"),
+            Err(_) => {}
+        }
+        if renewed.elapsed() >= limit {
+            warn!("the lease could not be renewed in time");
+            break;
+        }
+    }
+    lost.cancel();
+}
+
+impl Lease {
+    /// Ends renewing; with `free` the lease is given back at once, so that the next agent need not wait.
+    pub async fn release(self, free: bool) {
+        self.lost.cancel();
+        let _ = self.renewing.await;
+        if !free {
+            return;
+        }
+        let given_back = async {
+            let mut lease = self.api.get(NAME).await?;
+            let spec = lease.spec.get_or_insert_default();
+            if spec.holder_identity.as_deref() == Some(self.identity.as_str()) {
+                spec.holder_identity = None;
+                self.api.replace(NAME, &PostParams::default(), &lease).await?;
+            }
+            Ok::<(), Error>(())
+        };
+        if let Err(error) = tokio::time::timeout(Duration::from_secs(5), given_back).await.unwrap_or(Ok(())) {
+            warn!(%error, "the lease could not be given back; the next agent waits until it runs out");
+        }
+    }
+}

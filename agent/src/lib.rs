@@ -1,0 +1,75 @@
+//! The Styrmin agent: one process per cluster that leads by a lease, with two rooms.
+//!
+//! - [`operator`]: observe → [`operator::decide`] (pure) → apply → status. It makes StyrminDeployments
+//!   run, and writes nothing else.
+//! - [`reporter`]: whole snapshots to the server. It writes nothing in the cluster.
+//!
+//! Both read from [`watch`], the only place that watches the API server; [`flux`] reads and nudges
+//! Flux; [`server`] holds what the server's answers said last. The agent only makes outgoing requests,
+//! and never takes configuration from the server: Git is the only way in.
+
+pub mod clock;
+pub mod flux;
+pub mod lease;
+pub mod operator;
+pub mod reporter;
+pub mod server;
+pub mod settings;
+pub mod watch;
+
+use anyhow::Context as _;
+use settings::Settings;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+/// Namespace of the agent's lease.
+pub const NAMESPACE: &str = "styrmin-system";
+
+/// How long the lists of the first watches may take before the agent says that it waits.
+const FIRST_LISTS: Duration = Duration::from_secs(30);
+
+/// Runs until `stop`, or until another agent leads.
+///
+/// # Errors
+/// When the cluster cannot be reached or another agent took the lease: the process ends, and whoever
+/// runs it starts it again.
+pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    styrmin_client::choose_tls();
+    let client = kube::Client::try_default().await.context("no connection to a cluster is configured")?;
+    let identity = settings.identity.clone().unwrap_or_else(lease::identity);
+    let lease = lease::acquire(&client, &identity, &settings, &stop).await?;
+    let Some(lease) = lease else { return Ok(()) };
+    info!(identity, epoch = lease.epoch, "this agent leads");
+    let lost = lease.lost.clone();
+
+    let watch = watch::start(&client, &lost);
+    tokio::select! {
+        () = lost.cancelled() => {}
+        () = stop.cancelled() => {}
+        () = watch.ready() => {}
+        () = async {
+            loop {
+                tokio::time::sleep(FIRST_LISTS).await;
+                error!(missing = watch.missing().join(", "), "still waiting for the first lists");
+            }
+        } => {}
+    }
+    let server = Arc::new(server::Server::new(&settings, identity, lease.epoch)?);
+    let reporter =
+        reporter::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), settings.clone(), lost.clone());
+    let operator = operator::run(client, watch, server, &settings, lost.clone());
+    let reporter = tokio::spawn(reporter);
+    tokio::select! {
+        () = operator => {}
+        () = stop.cancelled() => {}
+        () = lost.cancelled() => {}
+    }
+    let by_us = stop.is_cancelled();
+    lost.cancel();
+    let _ = tokio::time::timeout(Duration::from_secs(5), reporter).await;
+    lease.release(by_us).await;
+    anyhow::ensure!(by_us, "another agent leads, or the API server could not be reached for the lease's duration");
+    Ok(())
+}

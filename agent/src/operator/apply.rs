@@ -1,0 +1,210 @@
+//! Does what a decision says. Server-side apply with our field manager everywhere, and the status only
+//! when it changed and the object is still the one that was observed.
+
+use super::decide::{Action, Decision, ObjectKey};
+use super::observe::{APPLIED_SPEC, Gathered};
+use super::{Context, FINALIZER, OperatorError, Result};
+use crate::{clock, flux, watch};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Error, Resource as _, ResourceExt as _};
+use serde_json::{Value, json};
+use styrmin_renderer::canonical;
+use styrmin_renderer::layout::MANAGED_BY;
+use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment, StyrminDeploymentStatus};
+use tracing::{info, warn};
+
+/// Owns what the operator writes.
+const FIELD_MANAGER: &str = "styrmin-operator";
+/// Owns only the finalizer, so that it can be let go of by itself.
+const FINALIZER_MANAGER: &str = "styrmin-operator-finalizer";
+
+pub(super) async fn carry_out(
+    object: &StyrminDeployment,
+    gathered: &Gathered,
+    decision: Decision,
+    context: &Context,
+) -> Result<()> {
+    for action in &decision.before {
+        act(action, object, gathered, context).await?;
+    }
+    write_status(object, &decision.status, context).await?;
+    for action in &decision.after {
+        act(action, object, gathered, context).await?;
+    }
+    if !decision.notes.is_empty() {
+        let reporter = Reporter { controller: "styrmin-operator".into(), instance: None };
+        let recorder = Recorder::new(context.client.clone(), reporter);
+        for note in &decision.notes {
+            info!(object = object.name_any(), reason = note.reason, message = note.message);
+            let event = Event {
+                type_: if note.warning { EventType::Warning } else { EventType::Normal },
+                reason: note.reason.clone(),
+                note: Some(note.message.chars().take(1000).collect()),
+                action: "Reconcile".into(),
+                secondary: None,
+            };
+            if let Err(error) = recorder.publish(&event, &object.object_ref(&())).await {
+                warn!(%error, "an event could not be written");
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn act(action: &Action, object: &StyrminDeployment, gathered: &Gathered, context: &Context) -> Result<()> {
+    match action {
+        Action::Apply(wanted) => apply(&context.client, wanted).await,
+        Action::Delete(key) => delete(&context.client, key).await,
+        Action::RecordApplied => record_applied(object, gathered, context).await,
+        Action::AddFinalizer => finalizer(object, context, true).await,
+        Action::RemoveFinalizer => finalizer(object, context, false).await,
+        Action::ReapplyFolder => {
+            let namespace = object.namespace().unwrap_or_default();
+            match flux::applied_by(&context.watch, &namespace, &object.name_any()) {
+                Some(found) => flux::nudge(&context.client, &watch::kustomization(), &found)
+                    .await
+                    .map_err(OperatorError::of("asking Flux to apply the folder again")),
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+fn resource(version: &str, kind: &str) -> ApiResource {
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}
+
+fn api(client: &Client, version: &str, kind: &str, namespace: &str) -> Api<DynamicObject> {
+    let resource = resource(version, kind);
+    if namespace.is_empty() {
+        Api::all_with(client.clone(), &resource)
+    } else {
+        Api::namespaced_with(client.clone(), namespace, &resource)
+    }
+}
+
+async fn apply(client: &Client, wanted: &Value) -> Result<()> {
+    let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let (version, kind) = (text("/apiVersion"), text("/kind"));
+    let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    api(client, version, kind, namespace)
+        .patch(name, &parameters, &Patch::Apply(wanted))
+        .await
+        .map(drop)
+        .map_err(OperatorError::of(format!("applying {kind} {namespace}/{name}")))
+}
+
+async fn delete(client: &Client, key: &ObjectKey) -> Result<()> {
+    let ObjectKey { version, kind, namespace, name } = key;
+    match api(client, version, kind, namespace).delete(name, &DeleteParams::default()).await {
+        Err(Error::Api(status)) if status.code == 404 => Ok(()),
+        answer => answer.map(drop).map_err(OperatorError::of(format!("deleting {kind} {namespace}/{name}"))),
+    }
+}
+
+async fn finalizer(object: &StyrminDeployment, context: &Context, hold: bool) -> Result<()> {
+    let held = object.finalizers().iter().any(|name| name == FINALIZER);
+    if held == hold {
+        return Ok(());
+    }
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let api: Api<StyrminDeployment> = Api::namespaced(context.client.clone(), &namespace);
+    let mut metadata = json!({ "name": name, "uid": object.uid() });
+    if hold {
+        metadata["finalizers"] = json!([FINALIZER]);
+    }
+    let patch = json!({ "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment", "metadata": metadata });
+    let answer = api.patch(&name, &PatchParams::apply(FINALIZER_MANAGER).force(), &Patch::Apply(&patch)).await;
+    match answer {
+        Err(Error::Api(status)) if status.code == 404 && !hold => Ok(()),
+        answer => answer.map(drop).map_err(OperatorError::of(format!("changing the finalizer of {namespace}/{name}"))),
+    }
+}
+
+async fn write_status(object: &StyrminDeployment, status: &StyrminDeploymentStatus, context: &Context) -> Result<()> {
+    let mut known = object.status.clone().unwrap_or_default();
+    // A generation that changed nothing else is not worth a write of its own while an object goes.
+    if object.metadata.deletion_timestamp.is_some() {
+        known.observed_generation = status.observed_generation;
+    }
+    if known == *status {
+        return Ok(());
+    }
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let api: Api<StyrminDeployment> = Api::namespaced(context.client.clone(), &namespace);
+    let mut value = serde_json::to_value(status).unwrap_or_default();
+    without_nulls(&mut value);
+    let patch = json!({
+        "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment",
+        // Of the object that was observed, and of no later one.
+        "metadata": { "name": name, "uid": object.uid(), "resourceVersion": object.resource_version() },
+        "status": value,
+    });
+    let answer = api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await;
+    answer.map(drop).map_err(OperatorError::of(format!("writing the status of {namespace}/{name}")))
+}
+
+fn without_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, value| !value.is_null());
+            map.values_mut().for_each(without_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_nulls),
+        _ => {}
+    }
+}
+
+/// Keeps the spec outside the status: an object that is deleted and created again finds it.
+async fn record_applied(object: &StyrminDeployment, gathered: &Gathered, context: &Context) -> Result<()> {
+    let namespace = object.namespace().unwrap_or_default();
+    let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), &namespace);
+    let newest = gathered.revisions.last().map_or(0, |revision| revision.revision);
+    let digest = object.spec.digest();
+    let name = format!("{}-{}-{}", object.spec.deployment_id.object_name(), newest + 1, canonical::short(&digest));
+    let revision = ControllerRevision {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            labels: Some(
+                [(DEPLOYMENT_LABEL, object.spec.deployment_id.as_str()), MANAGED_BY]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+            ),
+            annotations: Some([("styrmin.io/applied-at".to_owned(), clock::now().to_string())].into()),
+            ..ObjectMeta::default()
+        },
+        data: Some(k8s_openapi::apimachinery::pkg::runtime::RawExtension(
+            json!({ APPLIED_SPEC: object.spec.to_value() }),
+        )),
+        revision: newest + 1,
+    };
+    match api
+        .create(&PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() }, &revision)
+        .await
+    {
+        Err(Error::Api(status)) if status.code == 409 => {}
+        answer => {
+            answer.map_err(OperatorError::of(format!(
+                "recording what was applied as ControllerRevision {namespace}/{name}"
+            )))?;
+        }
+    }
+    for old in &gathered.revisions {
+        let key = ObjectKey {
+            version: "apps/v1".into(),
+            kind: "ControllerRevision".into(),
+            namespace: namespace.clone(),
+            name: old.name_any(),
+        };
+        if old.name_any() != name {
+            delete(&context.client, &key).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! What a HelmRelease says about a rollout. Pure: objects in, a verdict out.
+//!
+//! The rules are those of the reference ("When a rollout is ready or failed"), made stricter where
+//! the recorded behaviour of helm-controller shows them to be too weak: what is said of one
+//! generation never counts for another.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+/// Where a rollout stands, as Flux sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The release is installed as asked and its objects are ready.
+    Ready,
+    /// Flux works, or waits for something.
+    Progressing(Seen),
+    /// Flux will not try again.
+    Failed {
+        /// Reason of the Ready condition.
+        reason: String,
+        /// For people.
+        message: String,
+        /// What Flux says beside it.
+        seen: Seen,
+    },
+    /// Flux tries the same again without end: it is not final, but somebody has to look.
+    Error {
+        /// For people.
+        message: String,
+        /// What Flux says beside it.
+        seen: Seen,
+    },
+}
+
+/// Conditions of a HelmRelease, as the operator copies them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Becomes HelmReleaseReady.
+    pub ready: Option<Copied>,
+    /// Becomes HelmReleaseRemediated.
+    pub remediated: Option<Copied>,
+}
+
+/// A condition of Flux.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copied {
+    /// True, False or Unknown.
+    pub status: String,
+    /// One word.
+    pub reason: String,
+    /// A sentence.
+    pub message: String,
+    /// When the status last changed (RFC 3339).
+    pub since: String,
+}
+
+/// The newest event of a HelmRelease that reports a failed install or upgrade.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailureEvent {
+    /// InstallFailed or UpgradeFailed.
+    pub reason: String,
+    /// Flux's message; what it appends of Helm's log is cut off.
+    pub message: String,
+    /// When it happened last.
+    pub at: Timestamp,
+}
+
+impl FailureEvent {
+    /// Reads an Event; `None` when it reports something else.
+    #[must_use]
+    pub fn read(event: &Value) -> Option<Self> {
+        let reason = event["reason"].as_str().filter(|reason| matches!(*reason, "InstallFailed" | "UpgradeFailed"))?;
+        let at = ["lastTimestamp", "eventTime", "firstTimestamp"].iter().find_map(|name| event[*name].as_str())?;
+        let message = event["message"].as_str().unwrap_or_default();
+        Some(Self {
+            reason: reason.to_owned(),
+            message: message.split("\n\nLast Helm logs:").next().unwrap_or_default().to_owned(),
+            at: at.parse().ok()?,
+        })
+    }
+}
+
+/// Reasons for which Flux has not begun: they come before any attempt.
+const BEFORE: [&str; 4] = ["SourceNotReady", "ArtifactFailed", "ValuesError", "DependencyNotReady"];
+
+/// Judges a HelmRelease whose spec is what the operator wants. `retries` is what its spec allows.
+#[must_use]
+pub fn judge(release: &Value, failure: Option<&FailureEvent>, retries: u32) -> Verdict {
+    let release = Release { object: release };
+    let seen = release.seen();
+    let attempted = release.attempted();
+    let failed = |reason: &str, message: String| Verdict::Failed { reason: reason.into(), message, seen: seen.clone() };
+    if attempted && let Some(stalled) = release.condition("Stalled", "True") {
+        let why = release.failure().map_or_else(String::new, |message| format!(": {message}"));
+        return failed(text(&stalled["reason"]), format!("{}{why}", text(&stalled["message"])));
+    }
+    let reconciles = release.any("Reconciling");
+    if !reconciles && release.condition("Ready", "True").is_some() {
+        if release.number("failures") > 0 && attempted {
+            if let Some((version, message)) = release.rolled_back() {
+                let why = message.map_or_else(String::new, |message| format!(": {message}"));
+                return failed(
+                    "RolledBack",
+                    format!("FluxCD rolled the release back after release v{version} failed{why}"),
+                );
+            }
+            if let Some(event) = failure.filter(|event| release.older_than(event.at)) {
+                let message = format!("FluxCD reported the release in sync after the change failed: {}", event.message);
+                return failed(&event.reason, message);
+            }
+        }
+        return Verdict::Ready;
+    }
+    let stored = release.number("installFailures") + release.number("upgradeFailures");
+    if attempted
+        && stored == 0
+        && release.number("failures") > i64::from(retries)
+        && let Some(message) = release.failure()
+    {
+        return Verdict::Error { message: message.to_owned(), seen };
+    }
+    Verdict::Progressing(seen)
+}
+
+/// What Flux says of drift that it puts back; `None` when it finds none.
+#[must_use]
+pub fn drifted(release: &Value) -> Option<Copied> {
+    Release { object: release }.condition("Drifted", "True").map(Release::copy)
+}
+
+struct Release<'a> {
+    object: &'a Value,
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+impl<'a> Release<'a> {
+    fn generation(&self) -> Option<i64> {
+        self.object["metadata"]["generation"].as_i64()
+    }
+
+    fn number(&self, name: &str) -> i64 {
+        self.object["status"][name].as_i64().unwrap_or_default()
+    }
+
+    /// Whether Flux has attempted this generation.
+    fn attempted(&self) -> bool {
+        let attempted = self.object["status"]["lastAttemptedGeneration"].as_i64();
+        attempted.is_some() && attempted == self.generation()
+    }
+
+    fn conditions(&self) -> impl Iterator<Item = &'a Value> {
+        self.object["status"]["conditions"].as_array().into_iter().flatten()
+    }
+
+    /// A condition of this kind, whatever it says and of which generation.
+    fn any(&self, kind: &str) -> bool {
+        self.conditions().any(|condition| condition["type"] == kind)
+    }
+
+    /// A condition of the current generation.
+    fn condition(&self, kind: &str, status: &str) -> Option<&'a Value> {
+        self.conditions().find(|condition| {
+            let of = condition["observedGeneration"].as_i64();
+            let current = of.map_or_else(|| self.attempted(), |of| Some(of) == self.generation());
+            condition["type"] == kind && condition["status"] == status && current
+        })
+    }
+
+    /// The message of the failure that counts for this generation.
+    fn failure(&self) -> Option<&'a str> {
+        let found = self.condition("Released", "False").or_else(|| self.condition("Ready", "False"))?;
+        found["message"].as_str()
+    }
+
+    fn copy(condition: &Value) -> Copied {
+        Copied {
+            status: text(&condition["status"]).into(),
+            reason: text(&condition["reason"]).into(),
+            message: text(&condition["message"]).into(),
+            since: text(&condition["lastTransitionTime"]).into(),
+        }
+    }
+
+    /// What the operator copies: nothing that was said of another generation. A failure also needs
+    /// that this generation was attempted: Flux stamps the end of an older attempt with the newest
+    /// generation.
+    fn seen(&self) -> Seen {
+        let ready = ["Unknown", "True", "False"].iter().find_map(|status| self.condition("Ready", status));
+        let ready = ready.filter(|ready| {
+            let reason = text(&ready["reason"]);
+            ready["status"] != "False" || self.attempted() || BEFORE.contains(&reason)
+        });
+        let ready = ready.map(|ready| {
+            let mut copied = Self::copy(ready);
+            // After a rollback Ready speaks of the rollback; Released names what failed.
+            if ready["status"] == "False"
+                && let Some(released) = self.condition("Released", "False")
+            {
+                copied.reason = text(&released["reason"]).into();
+                copied.message = text(&released["message"]).into();
+            }
+            // While Flux still works, True speaks too early.
+            if ready["status"] == "True" && self.any("Reconciling") {
+                copied.status = "Unknown".into();
+                copied.reason = "Progressing".into();
+            }
+            copied
+        });
+        let remediated = self.condition("Remediated", "True").filter(|_| self.attempted()).map(Self::copy);
+        Seen { ready, remediated }
+    }
+
+    /// Version of the failed release that the newest one was rolled back from, and its failure.
+    fn rolled_back(&self) -> Option<(i64, Option<&'a str>)> {
+        let stored = self.number("installFailures") + self.number("upgradeFailures");
+        let mut history: Vec<&Value> = self.object["status"]["history"].as_array()?.iter().collect();
+        history.sort_by_key(|entry| std::cmp::Reverse(entry["version"].as_i64()));
+        let (newest, before) = (history.first()?, history.get(1)?);
+        let is = stored > 0 && newest["status"] == "deployed" && before["status"] == "failed";
+        is.then(|| (before["version"].as_i64().unwrap_or_default(), None))
+    }
+
+    /// Whether the newest release was deployed before `at`.
+    fn older_than(&self, at: Timestamp) -> bool {
+        let history = self.object["status"]["history"].as_array().into_iter().flatten();
+        let newest = history.max_by_key(|entry| entry["version"].as_i64());
+        let deployed = newest.and_then(|entry| entry["lastDeployed"].as_str()?.parse::<Timestamp>().ok());
+        deployed.is_none_or(|deployed| deployed < at)
+    }
+}

@@ -1,0 +1,101 @@
+//! The way to the server, and what its answers said last.
+
+use crate::settings::Settings;
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use styrmin_client::{Client, ClientError};
+
+/// What the server's answers said last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// The newest commit that Styrmin pushed to this cluster's branch.
+    pub newest_revision: Option<String>,
+    /// Deployments whose application may be torn down, with the UID of the object that was meant.
+    pub confirmed_deletions: HashMap<String, String>,
+}
+
+/// The server.
+pub struct Server {
+    address: String,
+    token: Option<String>,
+    token_file: Option<PathBuf>,
+    identity: String,
+    epoch: i32,
+    sequence: AtomicI64,
+    answer: RwLock<Arc<Answer>>,
+}
+
+impl Server {
+    /// A connection as configured; `epoch` is the lease's.
+    ///
+    /// # Errors
+    /// When there is no token.
+    pub fn new(settings: &Settings, identity: String, epoch: i32) -> anyhow::Result<Self> {
+        anyhow::ensure!(
+            settings.token.is_some() || settings.token_file.is_some(),
+            "no token: set STYRMIN_AGENT_TOKEN or STYRMIN_AGENT_TOKEN_FILE to the token that the server gave for this cluster"
+        );
+        Ok(Self {
+            address: settings.server_address.clone(),
+            token: settings.token.clone(),
+            token_file: settings.token_file.clone(),
+            identity,
+            epoch,
+            sequence: AtomicI64::new(0),
+            answer: RwLock::default(),
+        })
+    }
+
+    /// What the last answer said.
+    #[must_use]
+    pub fn answer(&self) -> Arc<Answer> {
+        Arc::clone(&self.answer.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn client(&self) -> anyhow::Result<Client> {
+        let token = match (&self.token, &self.token_file) {
+            (Some(token), _) => token.clone(),
+            (None, Some(path)) => {
+                let text = tokio::fs::read_to_string(path).await;
+                text.with_context(|| format!("the token's file {}", path.display()))?.trim().to_owned()
+            }
+            (None, None) => String::new(),
+        };
+        Ok(Client::new(&self.address, &token)?)
+    }
+
+    /// Sends one report; `mutation` takes `$agent` and `$items`. Gives whether the answer changed.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses.
+    pub async fn report(&self, mutation: &str, cluster: &str, items: Vec<Value>) -> anyhow::Result<bool> {
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        let agent =
+            json!({ "identity": self.identity, "epoch": self.epoch, "sequence": sequence, "clusterUid": cluster });
+        let data = self.client().await?.execute(mutation, json!({ "agent": agent, "items": items })).await?;
+        let answer = &data["report"];
+        let confirmed = answer["confirmedDeletions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|one| Some((one["deploymentId"].as_str()?.to_owned(), one["uid"].as_str()?.to_owned())));
+        let answer = Answer {
+            newest_revision: answer["newestRevision"].as_str().map(str::to_owned),
+            confirmed_deletions: confirmed.collect(),
+        };
+        let mut known = self.answer.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = **known != answer;
+        *known = Arc::new(answer);
+        Ok(changed)
+    }
+}
+
+/// Whether the server refused because another agent reports for this cluster.
+#[must_use]
+pub fn is_stale(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Refused { code: Some(code), .. }) if code == "STALE_REPORT")
+}

@@ -1,0 +1,292 @@
+//! The only place that watches the API server: one watch per kind, each into a store.
+//!
+//! A store is replaced as a whole when a list is complete, so nobody ever reads half of one. Objects
+//! are trimmed before they are kept. Every change goes out as a [`Changed`] to whoever listens.
+
+use crate::NAMESPACE;
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use kube::api::{Api, DynamicObject, PartialObjectMeta};
+use kube::core::{GroupVersionKind, Resource};
+use kube::discovery::ApiResource;
+use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Client, ResourceExt as _};
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use styrmin_renderer::layout::{FLUX_NAMESPACE, MANAGED_BY};
+use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment};
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+/// Changes that a slow listener may miss before it has to look at everything.
+const BACKLOG: usize = 4096;
+
+/// What changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Changed {
+    /// Something of one deployment, named by its namespace and the name of its StyrminDeployment.
+    Deployment(ObjectRef<StyrminDeployment>),
+    /// A driver's definition or a source: many may wait for it.
+    Everything,
+    /// Pods of a namespace.
+    Pods,
+    /// Flux's own objects.
+    Flux,
+}
+
+/// The stores.
+pub struct Watch {
+    /// StyrminDeployments.
+    pub deployments: Store<StyrminDeployment>,
+    /// HelmReleases of ours.
+    pub releases: Store<DynamicObject>,
+    /// Chart sources of ours, by kind: HelmChart, HelmRepository, OCIRepository.
+    pub sources: Vec<(ApiResource, Store<DynamicObject>)>,
+    /// GitRepositories of ours; that of the cluster is in `flux-system`.
+    pub git_repositories: Store<DynamicObject>,
+    /// Kustomizations in `flux-system`.
+    pub kustomizations: Store<DynamicObject>,
+    /// Metadata of Secrets that we or Flux made for deployments.
+    pub secrets: Store<PartialObjectMeta<Secret>>,
+    /// Application namespaces.
+    pub namespaces: Store<PartialObjectMeta<Namespace>>,
+    /// Drivers' definitions.
+    pub drivers: Store<ConfigMap>,
+    /// All pods, trimmed.
+    pub pods: Store<Pod>,
+    changes: broadcast::Sender<Changed>,
+    ready: Vec<(&'static str, Arc<AtomicBool>)>,
+}
+
+/// The resource of a kind of Flux.
+#[must_use]
+pub fn flux_kind(group: &str, version: &str, kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}
+
+/// HelmReleases.
+#[must_use]
+pub fn helm_release() -> ApiResource {
+    flux_kind("helm.toolkit.fluxcd.io", "v2", "HelmRelease")
+}
+
+/// Sources of Flux.
+#[must_use]
+pub fn source(kind: &str) -> ApiResource {
+    flux_kind("source.toolkit.fluxcd.io", "v1", kind)
+}
+
+/// Kustomizations.
+#[must_use]
+pub fn kustomization() -> ApiResource {
+    flux_kind("kustomize.toolkit.fluxcd.io", "v1", "Kustomization")
+}
+
+struct Starter<'a> {
+    client: &'a Client,
+    stop: CancellationToken,
+    changes: broadcast::Sender<Changed>,
+    ready: Vec<(&'static str, Arc<AtomicBool>)>,
+}
+
+impl Starter<'_> {
+    /// Follows a stream of watch events into a store.
+    fn follow<K>(
+        &mut self,
+        name: &'static str,
+        writer: Writer<K>,
+        stream: impl futures::Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+        changed: impl Fn(&K) -> Option<Changed> + Send + Sync + 'static,
+    ) -> Store<K>
+    where
+        K: Resource + Clone + Debug + Send + Sync + 'static,
+        K::DynamicType: Eq + Hash + Clone + Send + Sync,
+    {
+        let store = writer.as_reader();
+        let done = Arc::new(AtomicBool::new(false));
+        self.ready.push((name, Arc::clone(&done)));
+        let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), store.clone());
+        tokio::spawn(async move {
+            let objects = stream.default_backoff().reflect(writer).touched_objects();
+            let mut objects = std::pin::pin!(objects);
+            let first = async {
+                if reader.wait_until_ready().await.is_ok() {
+                    done.store(true, Ordering::Release);
+                    // Nobody listened to what the first list brought.
+                    let _ = changes.send(Changed::Everything);
+                }
+                std::future::pending::<()>().await;
+            };
+            let follow = async {
+                while let Some(object) = objects.next().await {
+                    match object {
+                        Ok(object) => {
+                            if let Some(changed) = changed(&object) {
+                                let _ = changes.send(changed);
+                            }
+                        }
+                        Err(error) => warn!(watch = name, %error, "a watch was interrupted; it begins anew"),
+                    }
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = first => {}
+                () = follow => {}
+            }
+        });
+        store
+    }
+
+    fn dynamic(
+        &mut self,
+        name: &'static str,
+        resource: &ApiResource,
+        namespace: Option<&str>,
+        labels: &str,
+        changed: impl Fn(&DynamicObject) -> Option<Changed> + Send + Sync + 'static,
+    ) -> Store<DynamicObject> {
+        let api: Api<DynamicObject> = match namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
+            None => Api::all_with(self.client.clone(), resource),
+        };
+        let stream = watcher(api, watcher::Config::default().labels(labels)).modify(trim);
+        self.follow(name, Writer::new(resource.clone()), stream, changed)
+    }
+}
+
+/// What nobody reads.
+fn trim<K: Resource>(object: &mut K) {
+    object.meta_mut().managed_fields = None;
+}
+
+/// What `kubectl apply` leaves.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The StyrminDeployment that an object of ours belongs to, when it lies in the environment's namespace.
+fn beside<K: Resource>(object: &K) -> Option<Changed> {
+    let deployment = object.labels().get(DEPLOYMENT_LABEL)?;
+    let reference = ObjectRef::new(&format!("styrmin-{deployment}")).within(&object.namespace()?);
+    Some(Changed::Deployment(reference))
+}
+
+/// Starts every watch; they end with `stop`.
+#[must_use]
+pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
+    let mut starter = Starter { client, stop: stop.clone(), changes: broadcast::channel(BACKLOG).0, ready: Vec::new() };
+    let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
+    let config = |labels: &str| watcher::Config::default().labels(labels);
+
+    let api: Api<StyrminDeployment> = Api::all(client.clone());
+    let stream = watcher(api, watcher::Config::default()).modify(|object| {
+        trim(object);
+        object.annotations_mut().remove(LAST_APPLIED);
+    });
+    let deployments = starter.follow("StyrminDeployment", reflector::store::Writer::default(), stream, |object| {
+        Some(Changed::Deployment(ObjectRef::from_obj(object)))
+    });
+    let releases = starter.dynamic("HelmRelease", &helm_release(), None, &ours, beside);
+    let sources =
+        [("HelmChart", "HelmChart"), ("HelmRepository", "HelmRepository"), ("OCIRepository", "OCIRepository")]
+            .map(|(name, kind)| {
+                let resource = source(kind);
+                let store = starter.dynamic(name, &resource, None, &ours, |_| Some(Changed::Everything));
+                (resource, store)
+            })
+            .into();
+    let git_repositories =
+        starter.dynamic("GitRepository", &source("GitRepository"), None, &ours, |_| Some(Changed::Flux));
+    let kustomizations =
+        starter.dynamic("Kustomization", &kustomization(), Some(FLUX_NAMESPACE), "", |_| Some(Changed::Flux));
+
+    let api: Api<PartialObjectMeta<Secret>> = Api::all(client.clone());
+    let stream = watcher(api, config(DEPLOYMENT_LABEL)).modify(trim);
+    let secrets = starter.follow("Secret", Writer::default(), stream, beside);
+    let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
+    let stream = watcher(api, config(DEPLOYMENT_LABEL)).modify(trim);
+    // The namespace's labels name the environment too, and so where the object lies.
+    let namespaces =
+        starter.follow("Namespace", Writer::default(), stream, |namespace: &PartialObjectMeta<Namespace>| {
+            let environment = namespace.labels().get(styrmin_renderer::spec::ENVIRONMENT_LABEL)?;
+            let reference = ObjectRef::new(&namespace.name_any()).within(&format!("styrmin-env-{environment}"));
+            Some(Changed::Deployment(reference))
+        });
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+    let stream = watcher(api, config("styrmin.io/driver")).modify(trim);
+    let drivers = starter.follow("ConfigMap", Writer::default(), stream, |_| Some(Changed::Everything));
+    let api: Api<Pod> = Api::all(client.clone());
+    let stream = watcher(api, watcher::Config::default()).modify(trim_pod);
+    let pods = starter.follow("Pod", Writer::default(), stream, |_| Some(Changed::Pods));
+
+    Arc::new(Watch {
+        deployments,
+        releases,
+        sources,
+        git_repositories,
+        kustomizations,
+        secrets,
+        namespaces,
+        drivers,
+        pods,
+        changes: starter.changes,
+        ready: starter.ready,
+    })
+}
+
+/// Keeps of a pod what a report has.
+fn trim_pod(pod: &mut Pod) {
+    trim(pod);
+    pod.metadata.annotations = None;
+    if let Some(spec) = &mut pod.spec {
+        let node = spec.node_name.take();
+        *spec = k8s_openapi::api::core::v1::PodSpec { node_name: node, ..Default::default() };
+    }
+}
+
+impl Watch {
+    /// Waits until every first list is complete.
+    pub async fn ready(&self) {
+        while !self.missing().is_empty() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The kinds whose first list is not complete.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.ready.iter().filter(|(_, ready)| !ready.load(Ordering::Acquire)).map(|(name, _)| *name).collect()
+    }
+
+    /// Changes from now on.
+    #[must_use]
+    pub fn changes(&self) -> broadcast::Receiver<Changed> {
+        self.changes.subscribe()
+    }
+
+    /// Tells the listeners of something that no watch sees.
+    pub fn tell(&self, changed: Changed) {
+        let _ = self.changes.send(changed);
+    }
+
+    /// A source in an environment.
+    #[must_use]
+    pub fn source(&self, kind: &str, namespace: &str, name: &str) -> Option<Arc<DynamicObject>> {
+        let store = match kind {
+            "GitRepository" => &self.git_repositories,
+            _ => &self.sources.iter().find(|(resource, _)| resource.kind == kind)?.1,
+        };
+        named(store, namespace, name)
+    }
+}
+
+/// An object of a store.
+#[must_use]
+pub fn named(store: &Store<DynamicObject>, namespace: &str, name: &str) -> Option<Arc<DynamicObject>> {
+    store.find(|object| {
+        object.metadata.name.as_deref() == Some(name) && object.metadata.namespace.as_deref() == Some(namespace)
+    })
+}

@@ -1,0 +1,154 @@
+//! Everything at once: a server with its hosted repository, a control plane with Flux that follows it,
+//! and an agent under exactly the rights that it needs.
+
+use crate::plane::{FLUX, Options, Plane, Program, Recipe};
+use crate::server::{Api as _, Server, program};
+use crate::{eventually, git};
+use age::secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use styrmin_client::Client;
+use styrmin_renderer::{spec, yaml};
+
+/// How long one change may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// The whole of it; ends with the value.
+pub struct World {
+    /// The server.
+    pub server: Server,
+    /// The control plane.
+    pub plane: Plane,
+    /// The agent.
+    pub agent: Program,
+    /// Id of the cluster.
+    pub cluster: String,
+    /// Id of an environment in it.
+    pub environment: String,
+    /// Token of the cluster's agent.
+    pub token: String,
+}
+
+/// The objects of a file with several YAML documents.
+fn documents(text: &str) -> Vec<Value> {
+    text.split("---\n").filter(|part| !part.trim().is_empty()).map(|part| yaml::from_str(part).unwrap()).collect()
+}
+
+impl World {
+    /// Starts everything, up to an environment that Flux has applied.
+    pub async fn start() -> Self {
+        let (plane, server) = tokio::join!(Plane::start_with(Options::default()), Server::start());
+        let key = age::x25519::Identity::generate();
+        let client = server.client();
+        let input = json!({ "name": "c", "config": { "fqdn_suffix": "apps.example.com" }, "ageRecipient": key.to_public().to_string() });
+        let (cluster, token) = client.cluster(input).await;
+        let environment = client.environment(&cluster, "e").await;
+        server.drained(LIMIT).await;
+
+        plane.apply(&spec::crd()).await;
+        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests/rbac.yaml");
+        for object in documents(&std::fs::read_to_string(manifests).unwrap()) {
+            plane.apply(&object).await;
+        }
+        let secret = |name: &str, data: Value| json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": FLUX, "name": name }, "stringData": data });
+        plane.apply(&secret("styrmin-git", json!({ "username": "agent", "password": token }))).await;
+        plane.apply(&secret("styrmin-age", json!({ "age.agekey": key.to_string().expose_secret() }))).await;
+        let files = git::files(&server.hosted(&cluster)).await;
+        for object in documents(&files["flux/styrmin.yaml"]) {
+            plane.apply(&object).await;
+        }
+        let account =
+            plane.kubectl(&["-n", "styrmin-system", "create", "token", "styrmin-agent", "--duration=24h"]).await;
+        let agent = Program::start(recipe(&plane, &server, "agent", &account, &token), plane.logs());
+        let world = Self { server, plane, agent, cluster, environment, token };
+        let namespace = format!("styrmin-env-{}", world.environment);
+        world.plane.until(&["v1", "Namespace", "", &namespace], LIMIT, |found| found.is_some()).await;
+        world
+    }
+
+    /// A second agent with the same token.
+    pub async fn second_agent(&self) -> Program {
+        let account =
+            self.plane.kubectl(&["-n", "styrmin-system", "create", "token", "styrmin-agent", "--duration=24h"]).await;
+        Program::start(recipe(&self.plane, &self.server, "agent-2", &account, &self.token), self.plane.logs())
+    }
+
+    /// A client as the administrator.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.server.client()
+    }
+
+    /// The hosted repository.
+    #[must_use]
+    pub fn repository(&self) -> PathBuf {
+        self.server.hosted(&self.cluster)
+    }
+
+    /// A deployment's StyrminDeployment, as version, kind, namespace and name.
+    #[must_use]
+    pub fn object(&self, deployment: &str) -> (String, String) {
+        (format!("styrmin-env-{}", self.environment), format!("styrmin-{deployment}"))
+    }
+
+    /// What people see of a deployment: state, tasks with steps, pods.
+    pub async fn deployment(&self, id: &str) -> Value {
+        let query = "query($id: ID!) { deployment(id: $id) { id name state activeInstance { id } newestInstance { id } \
+            status { phase displayState message instanceId deleting conditions { type status reason message } } \
+            pods { nodes { name ready containers { name reason } } } \
+            tasks { nodes { id state message steps { name state attempt message startedAt endedAt } } } } }";
+        self.client().ok(query, json!({ "id": id })).await["deployment"].clone()
+    }
+
+    /// Waits until people see a deployment in this state.
+    pub async fn until_state(&self, id: &str, state: &str) -> Value {
+        let what = format!("deployment {id} is {state} (logs: {})", self.plane.logs().display());
+        eventually(&what, LIMIT, async || {
+            let found = self.deployment(id).await;
+            if found["state"] == state { Ok(found) } else { Err(found) }
+        })
+        .await
+    }
+
+    /// Waits until a task has ended; gives it.
+    pub async fn until_ended(&self, task: &str) -> Value {
+        let query = "query($id: ID!) { task(id: $id) { id state message steps { name state attempt message startedAt endedAt } } }";
+        let what = format!("task {task} ends (logs: {})", self.plane.logs().display());
+        eventually(&what, LIMIT, async || {
+            let found = self.client().ok(query, json!({ "id": task })).await["task"].clone();
+            if found["state"] == "RUNNING" { Err(found) } else { Ok(found) }
+        })
+        .await
+    }
+
+    /// Updates a deployment by the input of the API; gives the task's id.
+    pub async fn update(&self, deployment: &str, input: Value) -> String {
+        let query = "mutation($id: ID!, $input: UpdateDeploymentInput!) { updateDeployment(id: $id, input: $input) { task { id } } }";
+        let data = self.client().ok(query, json!({ "id": deployment, "input": input })).await;
+        data["updateDeployment"]["task"]["id"].as_str().unwrap_or_else(|| panic!("no task: {data}")).to_owned()
+    }
+}
+
+fn recipe(plane: &Plane, server: &Server, name: &str, account: &str, token: &str) -> Recipe {
+    let kubeconfig = plane.kubeconfig_of(name, account.trim());
+    let environment = [
+        ("KUBECONFIG", kubeconfig.to_string_lossy().into_owned()),
+        ("STYRMIN_SERVER_ADDRESS", server.address()),
+        ("STYRMIN_AGENT_TOKEN", token.to_owned()),
+        ("STYRMIN_REPORT_INTERVAL", "1".to_owned()),
+        ("STYRMIN_OPERATOR_HELM_RELEASE_TIMEOUT", "30".to_owned()),
+        ("STYRMIN_OPERATOR_DEPLOYMENT_READY_TIMEOUT", "20".to_owned()),
+        ("STYRMIN_OPERATOR_RETRY_DELAY", "1".to_owned()),
+        ("STYRMIN_OPERATOR_TIMER", "5".to_owned()),
+        ("STYRMIN_LEASE_DURATION", "5".to_owned()),
+        ("STYRMIN_LOG", "info".to_owned()),
+    ];
+    Recipe {
+        name: name.to_owned(),
+        program: program("styrmin-agent"),
+        arguments: Vec::new(),
+        environment: environment.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        folder: plane.folder().to_owned(),
+    }
+}

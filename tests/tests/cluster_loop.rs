@@ -1,0 +1,408 @@
+//! The whole loop on real parts: from a mutation to ready pods and back, and everything that can get in
+//! its way.
+
+use futures::future::join_all;
+use serde_json::{Value, json};
+use std::time::Duration;
+use styrmin_tests::plane::{KWOK, condition};
+use styrmin_tests::server::Api as _;
+use styrmin_tests::world::{LIMIT, World};
+use styrmin_tests::{eventually, git};
+
+fn step<'a>(task: &'a Value, name: &str) -> &'a Value {
+    let steps = task["steps"].as_array().unwrap();
+    steps.iter().find(|step| step["name"] == name).unwrap_or_else(|| panic!("no step {name}: {task}"))
+}
+
+fn succeeded(task: &Value) {
+    assert_eq!(task["state"], "SUCCEEDED", "{task:#}");
+    for step in task["steps"].as_array().unwrap() {
+        assert_eq!(step["state"], "SUCCEEDED", "{task:#}");
+        assert!(step["startedAt"].is_string() && step["endedAt"].is_string(), "{task:#}");
+    }
+}
+
+/// A file of the repository, by the end of its path.
+async fn file(world: &World, deployment: &str) -> Option<String> {
+    let end = format!("{deployment}/styrmindeployment.yaml");
+    git::files(&world.repository()).await.into_iter().find_map(|(path, text)| path.ends_with(&end).then_some(text))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_is_created_changed_upgraded_and_deleted() {
+    let world = World::start().await;
+    let client = world.client();
+    let (stays, other_task) = client.web(&world.environment, "stays").await;
+    let (id, task) = client.web(&world.environment, "front").await;
+    succeeded(&world.until_ended(&other_task).await);
+    let created = world.until_ended(&task).await;
+    succeeded(&created);
+    assert!(step(&created, "Install or upgrade the HelmRelease")["endedAt"].is_string());
+    let running = world.until_state(&id, "RUNNING").await;
+    assert_eq!(running["activeInstance"], running["newestInstance"]);
+    assert!(
+        running["pods"]["nodes"]
+            .as_array()
+            .is_some_and(|pods| !pods.is_empty() && pods.iter().all(|pod| pod["ready"] == true)),
+        "{running:#}"
+    );
+    let (namespace, name) = world.object(&id);
+
+    // An update reaches the application.
+    let task = client.set_variable(&id, "GREETING", "hello").await.unwrap().unwrap();
+    succeeded(&world.until_ended(&task).await);
+    world.until_state(&id, "RUNNING").await;
+    let pods = world.plane.kubectl(&["-n", &name, "get", "deployments,configmaps", "-o", "json"]).await;
+    assert!(pods.contains("GREETING") && pods.contains("hello"), "{pods}");
+
+    // An upgrade.
+    let query = "mutation($id: ID!) { upgradeDeployment(id: $id, applicationVersion: \"1.28\") { task { id } } }";
+    let task =
+        client.ok(query, json!({ "id": id })).await["upgradeDeployment"]["task"]["id"].as_str().unwrap().to_owned();
+    succeeded(&world.until_ended(&task).await);
+    let deployments = world.plane.kubectl(&["-n", &name, "get", "deployments", "-o", "jsonpath={..image}"]).await;
+    assert!(deployments.contains("nginx:1.28"), "{deployments}");
+    let revisions = world.plane.kubectl(&["-n", &namespace, "get", "controllerrevisions", "-o", "json"]).await;
+    let revisions: Value = serde_json::from_str(&revisions).unwrap();
+    let of_it = revisions["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["metadata"]["name"].as_str().unwrap().starts_with(&name));
+    assert_eq!(of_it.count(), 1, "only what was applied last is kept");
+
+    // And the end.
+    let task = client.delete(&id).await.unwrap().unwrap();
+    let deleted = world.until_ended(&task).await;
+    succeeded(&deleted);
+    world.until_state(&id, "DELETED").await;
+    assert!(file(&world, &id).await.is_none());
+    for object in [
+        ["v1", "Namespace", "", &name],
+        ["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name],
+        ["helm.toolkit.fluxcd.io/v2", "HelmRelease", &namespace, &name],
+    ] {
+        assert!(world.plane.get(&object).await.is_none(), "{object:?} is still there");
+    }
+    let left = world
+        .plane
+        .kubectl(&[
+            "-n",
+            &namespace,
+            "get",
+            "secrets,controllerrevisions",
+            "-l",
+            &format!("styrmin.io/deployment-id={id}"),
+            "-o",
+            "name",
+        ])
+        .await;
+    assert_eq!(left, "");
+    assert_eq!(world.deployment(&stays).await["state"], "RUNNING");
+    assert!(file(&world, &stays).await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_reaches_the_application_and_a_new_one_rolls_out() {
+    let world = World::start().await;
+    let client = world.client();
+    let input = json!({ "environment": world.environment, "name": "db", "driver": "postgresql", "applicationVersion": "17",
+        "parameters": { "password": "first-secret-1" } });
+    let (id, task) = client.create(input).await.unwrap();
+    succeeded(&world.until_ended(&task).await);
+    let (namespace, name) = world.object(&id);
+    let in_application = async |text: &str| {
+        let secrets = world
+            .plane
+            .kubectl(&[
+                "-n",
+                &name,
+                "get",
+                "secrets",
+                "--field-selector=type!=helm.sh/release.v1",
+                "-o",
+                "go-template={{range .items}}{{range $k, $v := .data}}{{$v | base64decode}} {{end}}{{end}}",
+            ])
+            .await;
+        secrets.contains(text)
+    };
+    assert!(in_application("first-secret-1").await);
+    let task = world.update(&id, json!({ "parameters": { "password": "second-secret-2" } })).await;
+    succeeded(&world.until_ended(&task).await);
+    assert!(in_application("second-secret-2").await && !in_application("first-secret-1").await);
+    // Nowhere in clear but in Secrets.
+    for text in [
+        world
+            .plane
+            .kubectl(&[
+                "get",
+                "styrmindeployments,helmreleases,configmaps,events,controllerrevisions",
+                "-A",
+                "-o",
+                "yaml",
+            ])
+            .await,
+        std::fs::read_to_string(world.agent.log()).unwrap(),
+        world.server.log(),
+        world.deployment(&id).await.to_string(),
+    ] {
+        assert!(!text.contains("first-secret-1") && !text.contains("second-secret-2"));
+    }
+    let values = world
+        .plane
+        .kubectl(&["-n", &namespace, "get", "secrets", "-l", &format!("styrmin.io/deployment-id={id}"), "-o", "name"])
+        .await;
+    assert_eq!(values.lines().filter(|line| line.contains("-values-")).count(), 1, "old values are removed: {values}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_pull_its_image_is_named_and_the_next_change_recovers() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    succeeded(&world.until_ended(&task).await);
+    let upgrade = async |version: &str| {
+        let query = "mutation($id: ID!, $version: String!) { upgradeDeployment(id: $id, applicationVersion: $version) { task { id } } }";
+        let data = client.ok(query, json!({ "id": id, "version": version })).await;
+        data["upgradeDeployment"]["task"]["id"].as_str().unwrap().to_owned()
+    };
+    let task = upgrade("image-pull").await;
+    let failing = eventually("the step names the pod", LIMIT, async || {
+        let query = "query($id: ID!) { task(id: $id) { state steps { name state message } } }";
+        let found = client.ok(query, json!({ "id": task })).await["task"].clone();
+        let step = step(&found, "Install or upgrade the HelmRelease").clone();
+        if step["state"] == "FAILED" { Ok(step) } else { Err(found) }
+    })
+    .await;
+    let message = failing["message"].as_str().unwrap();
+    assert!(message.contains("ImagePullBackOff") && message.contains("pod "), "{message}");
+    let task = upgrade("1.28").await;
+    succeeded(&world.until_ended(&task).await);
+    world.until_state(&id, "RUNNING").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_at_once_all_run_and_none_waits_for_another() {
+    let world = World::start().await;
+    let client = world.client();
+    let created = join_all((0..50).map(|number| {
+        let (client, environment) = (client.clone(), world.environment.clone());
+        async move { client.web(&environment, &format!("d{number}")).await }
+    }))
+    .await;
+    join_all(created.iter().map(async |(id, task)| {
+        succeeded(&world.until_ended(task).await);
+        world.until_state(id, "RUNNING").await;
+    }))
+    .await;
+    assert!(git::commits(&world.repository()).await < 20, "a handful of commits");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agent_dies_at_any_moment_and_the_change_arrives_all_the_same() {
+    let world = World::start().await;
+    let client = world.client();
+    for round in 0..6_u64 {
+        let (id, task) = client.web(&world.environment, &format!("d{round}")).await;
+        tokio::time::sleep(Duration::from_millis(400 * round)).await;
+        world.agent.kill().await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        world.agent.restart().await;
+        succeeded(&world.until_ended(&task).await);
+        world.until_state(&id, "RUNNING").await;
+        let task = client.delete(&id).await.unwrap().unwrap();
+        tokio::time::sleep(Duration::from_millis(500 * round)).await;
+        world.agent.kill().await;
+        world.agent.restart().await;
+        succeeded(&world.until_ended(&task).await);
+        world.until_state(&id, "DELETED").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_is_away_during_a_rollout() {
+    let mut world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    let (namespace, name) = world.object(&id);
+    world
+        .plane
+        .until(&["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name], LIMIT, |found| found.is_some())
+        .await;
+    world.server.kill().await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let ready = |found: Option<&Value>| found.is_some_and(|found| found["status"]["phase"] == "Ready");
+    world.plane.until(&["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name], LIMIT, ready).await;
+    world.server.up().await;
+    succeeded(&world.until_ended(&task).await);
+    world.until_state(&id, "RUNNING").await;
+}
+
+/// What a slip in Git may never do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slip_in_git_tears_nothing_down_and_people_see_why() {
+    let world = World::start().await;
+    let client = world.client();
+    let folder = tempfile::tempdir().unwrap();
+    let mut deployments = Vec::new();
+    for name in ["removed", "moved", "emptied"] {
+        let (id, task) = client.web(&world.environment, name).await;
+        succeeded(&world.until_ended(&task).await);
+        deployments.push(id);
+    }
+    git::git(folder.path(), &["clone", "--quiet", "-b", "main", world.repository().to_str().unwrap(), "work"]).await;
+    let work = folder.path().join("work");
+    let shard = format!("environments/{}/s0", world.environment);
+    git::git(&work, &["rm", "-rq", &format!("{shard}/{}", deployments[0])]).await;
+    git::git(&work, &["mv", &format!("{shard}/{}", deployments[1]), "elsewhere"]).await;
+    std::fs::write(work.join(format!("{shard}/{}/styrmindeployment.yaml", deployments[2])), "").unwrap();
+    git::git(&work, &["commit", "--quiet", "-am", "A slip"]).await;
+    git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
+    let source = ["source.toolkit.fluxcd.io/v1", "GitRepository", "flux-system", "styrmin"];
+    world
+        .plane
+        .kubectl(&[
+            "-n",
+            source[2],
+            "annotate",
+            "--overwrite",
+            "gitrepository",
+            source[3],
+            "reconcile.fluxcd.io/requestedAt=now",
+        ])
+        .await;
+    for id in &deployments {
+        let seen = eventually("people see that it is not confirmed", LIMIT, async || {
+            let found = world.deployment(id).await;
+            let said = found["status"]["conditions"]
+                .as_array()
+                .is_some_and(|all| all.iter().any(|one| one["reason"] == "NotConfirmed"));
+            if said { Ok(found) } else { Err(found) }
+        })
+        .await;
+        assert_eq!(
+            (seen["status"]["phase"].as_str(), seen["status"]["deleting"].as_bool()),
+            (Some("Deleting"), Some(true)),
+            "{seen:#}"
+        );
+        assert_eq!(seen["state"], "RUNNING", "a warning beside the state, not a state: {seen:#}");
+        assert!(seen["status"]["message"].as_str().unwrap().contains("keeps running"));
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    for id in &deployments {
+        let (namespace, name) = world.object(id);
+        let pods = world.plane.kubectl(&["-n", &name, "get", "pods", "-o", "jsonpath={.items[*].status.phase}"]).await;
+        assert!(pods.contains("Running"), "{name}: {pods}");
+        assert!(world.plane.get(&["helm.toolkit.fluxcd.io/v2", "HelmRelease", &namespace, &name]).await.is_some());
+    }
+    // Put back: the application was never touched, and the object is a new one.
+    let before = world.plane.get(&["v1", "Namespace", "", &world.object(&deployments[0]).1]).await.unwrap();
+    git::git(&work, &["revert", "--no-edit", "HEAD"]).await;
+    git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
+    world
+        .plane
+        .kubectl(&[
+            "-n",
+            source[2],
+            "annotate",
+            "--overwrite",
+            "gitrepository",
+            source[3],
+            "reconcile.fluxcd.io/requestedAt=later",
+        ])
+        .await;
+    for id in &deployments {
+        let (namespace, name) = world.object(id);
+        let object = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+        let back = |found: Option<&Value>| {
+            found.is_some_and(|found| {
+                found["metadata"]["deletionTimestamp"].is_null() && condition(found, "Ready", "True").is_some()
+            })
+        };
+        world.plane.until(&object, LIMIT, back).await;
+    }
+    let after = world.plane.get(&["v1", "Namespace", "", &world.object(&deployments[0]).1]).await.unwrap();
+    assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
+    // Confirmed by a person instead: it goes.
+    git::git(&work, &["rm", "-rq", &format!("{shard}/{}", deployments[0])]).await;
+    git::git(&work, &["commit", "--quiet", "-m", "On purpose"]).await;
+    git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
+    world
+        .plane
+        .kubectl(&[
+            "-n",
+            source[2],
+            "annotate",
+            "--overwrite",
+            "gitrepository",
+            source[3],
+            "reconcile.fluxcd.io/requestedAt=last",
+        ])
+        .await;
+    let (namespace, name) = world.object(&deployments[0]);
+    let object = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+    let going = world
+        .plane
+        .until(&object, LIMIT, |found| found.is_some_and(|found| !found["metadata"]["deletionTimestamp"].is_null()))
+        .await
+        .unwrap();
+    let confirm = format!("styrmin.io/confirm-delete={}", going["metadata"]["uid"].as_str().unwrap());
+    world.plane.kubectl(&["-n", &namespace, "annotate", "styrmindeployment", &name, &confirm]).await;
+    world.plane.until(&object, LIMIT, |found| found.is_none()).await;
+    assert!(world.plane.get(&["v1", "Namespace", "", &name]).await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_agents_one_leads_and_nothing_flaps() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    succeeded(&world.until_ended(&task).await);
+    let second = world.second_agent().await;
+    let reporter = async || {
+        let query = "query($id: ID!) { cluster(id: $id) { agent { identity epoch } } }";
+        client.ok(query, json!({ "id": world.cluster })).await["cluster"]["agent"].clone()
+    };
+    let first = reporter().await;
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert_eq!(reporter().await, first, "the second waits");
+    assert_eq!(world.deployment(&id).await["state"], "RUNNING");
+    world.agent.kill().await;
+    eventually("the second takes over", LIMIT, async || {
+        let now = reporter().await;
+        if now["epoch"].as_i64() > first["epoch"].as_i64() && now["identity"] != first["identity"] {
+            Ok(())
+        } else {
+            Err(now)
+        }
+    })
+    .await;
+    let task = client.set_variable(&id, "A", "b").await.unwrap().unwrap();
+    succeeded(&world.until_ended(&task).await);
+    assert!(second.id().await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_is_put_back() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    succeeded(&world.until_ended(&task).await);
+    let (namespace, name) = world.object(&id);
+    world.plane.kubectl(&["delete", "namespace", &name]).await;
+    let object = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+    world
+        .plane
+        .until(&object, LIMIT, |found| {
+            found.is_some_and(|found| found["status"]["driftCorrections"].as_i64() >= Some(1))
+        })
+        .await;
+    world
+        .plane
+        .until(&["apps/v1", "Deployment", &name, &name], LIMIT, |found| {
+            found.is_some_and(|found| found["status"]["readyReplicas"].as_i64() >= Some(1))
+        })
+        .await;
+    assert_eq!(world.deployment(&id).await["state"], "RUNNING");
+    assert!(world.plane.program(KWOK).id().await.is_some());
+}
