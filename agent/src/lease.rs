@@ -6,17 +6,22 @@
 use crate::settings::Settings;
 use crate::{NAMESPACE, clock};
 use anyhow::Context as _;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease as LeaseObject, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error};
 use std::time::Duration;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 const NAME: &str = "styrmin-agent";
+/// Where the counts of transitions begin, in seconds since the Unix epoch.
+const EPOCHS_BEGIN: i64 = 1_700_000_000;
+/// How long one request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The lease, held.
 pub struct Lease {
@@ -29,13 +34,14 @@ pub struct Lease {
     identity: String,
 }
 
-/// A name for this process: the host's, and a part that no earlier process had.
+/// A name for this process: the one that was configured or the host's, and a part that no other process
+/// has. Two processes of one name would take the lease for their own.
 #[must_use]
-pub fn identity() -> String {
+pub fn identity(configured: Option<&str>) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
-    let host = if host.is_empty() { "agent" } else { host };
-    format!("{host}-{:x}-{:x}", std::process::id(), clock::now().as_microsecond())
+    let name = configured.unwrap_or(host.trim());
+    let name = if name.is_empty() { "agent" } else { name };
+    format!("{name}-{:x}-{:x}", std::process::id(), clock::now().as_microsecond())
 }
 
 /// Waits for the lease; `None` when `stop` came first.
@@ -52,10 +58,15 @@ pub async fn acquire(
     let duration = i32::try_from(settings.lease_duration)?;
     let pause = Duration::from_secs(u64::from(settings.lease_duration)) / 5;
     // By this clock, not by the holder's: how long its renewal has not changed.
-    let mut seen: Option<(MicroTime, Timestamp)> = None;
+    let mut seen: Option<(MicroTime, Instant)> = None;
     let mut told = false;
     loop {
-        match attempt(&api, identity, duration, &mut seen).await {
+        let attempted = tokio::time::timeout(REQUEST_LIMIT, attempt(&api, identity, duration, &mut seen)).await;
+        let Ok(attempted) = attempted else {
+            warn!("the API server does not answer; trying again");
+            continue;
+        };
+        match attempted {
             Ok(Some(held)) => {
                 let epoch = held.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
                 let lost = CancellationToken::new();
@@ -86,30 +97,32 @@ async fn attempt(
     api: &Api<LeaseObject>,
     identity: &str,
     duration: i32,
-    seen: &mut Option<(MicroTime, Timestamp)>,
+    seen: &mut Option<(MicroTime, Instant)>,
 ) -> Result<Option<LeaseObject>, Error> {
     let now = clock::now();
+    // A count that grows by itself: with the lease deleted, the server would take a small one for an older
+    // agent's.
+    let first = i32::try_from(now.as_second() - EPOCHS_BEGIN).unwrap_or(1);
     let Some(mut lease) = api.get_opt(NAME).await? else {
         let metadata = ObjectMeta { name: Some(NAME.into()), ..ObjectMeta::default() };
-        let lease = LeaseObject { metadata, spec: Some(spec(identity, duration, 1, now)) };
+        let lease = LeaseObject { metadata, spec: Some(spec(identity, duration, first, now)) };
         return taken(api.create(&PostParams::default(), &lease).await);
     };
     let held = lease.spec.clone().unwrap_or_default();
     let free = held.holder_identity.as_deref().unwrap_or_default().is_empty();
-    let own = held.holder_identity.as_deref() == Some(identity);
-    if !free && !own {
+    if !free {
         let renewed = held.renew_time.unwrap_or(MicroTime(Timestamp::UNIX_EPOCH));
         let since = match seen {
             Some((known, since)) if known.0 == renewed.0 => *since,
-            _ => now,
+            _ => Instant::now(),
         };
         *seen = Some((renewed, since));
-        let limit = SignedDuration::from_secs(held.lease_duration_seconds.unwrap_or(duration).into());
-        if now.duration_since(since) <= limit {
+        let limit = u64::try_from(held.lease_duration_seconds.unwrap_or(duration)).unwrap_or_default();
+        if since.elapsed() <= Duration::from_secs(limit) {
             return Ok(None);
         }
     }
-    let transitions = held.lease_transitions.unwrap_or_default().saturating_add(1);
+    let transitions = held.lease_transitions.unwrap_or_default().saturating_add(1).max(first);
     lease.spec = Some(spec(identity, duration, transitions, now));
     taken(api.replace(NAME, &PostParams::default(), &lease).await)
 }
@@ -137,13 +150,13 @@ fn spec(identity: &str, duration: i32, transitions: i32, now: Timestamp) -> Leas
 /// Renews until it cannot. It gives up a little before another process may take over.
 async fn renew(api: Api<LeaseObject>, mut held: LeaseObject, duration: i32, pause: Duration, lost: CancellationToken) {
     let limit = Duration::from_secs(u64::try_from(duration).unwrap_or_default()).mul_f64(0.8);
-    let mut renewed = tokio::time::Instant::now();
+    let mut renewed = Instant::now();
     loop {
         tokio::select! {
             () = lost.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
         }
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         if let Some(spec) = &mut held.spec {
             spec.renew_time = Some(MicroTime(clock::now()));
         }
@@ -156,8 +169,20 @@ async fn renew(api: Api<LeaseObject>, mut held: LeaseObject, duration: i32, paus
                 continue;
             }
             Ok(Err(Error::Api(status))) if status.code == 409 || status.code == 404 => {
-                warn!("the lease was taken by another agent");
-                break;
+                // Perhaps our own renewal, whose answer was lost, or somebody's annotation.
+                let left = limit.saturating_sub(renewed.elapsed());
+                let found = tokio::time::timeout(left, api.get_opt(NAME)).await;
+                match found {
+                    Ok(Ok(Some(found))) if holder(&found) == holder(&held) => {
+                        held = found;
+                        continue;
+                    }
+                    Ok(Ok(_)) => {
+                        warn!("the lease was taken by another agent");
+                        break;
+                    }
+                    _ => {}
+                }
             }
             Ok(Err(error)) => warn!(%error, "the lease cannot be renewed; trying again"),
             Err(_) => {}
@@ -168,6 +193,12 @@ async fn renew(api: Api<LeaseObject>, mut held: LeaseObject, duration: i32, paus
         }
     }
     lost.cancel();
+}
+
+/// Who holds a lease, for which time.
+fn holder(lease: &LeaseObject) -> Option<(&str, i32)> {
+    let spec = lease.spec.as_ref()?;
+    Some((spec.holder_identity.as_deref()?, spec.lease_transitions?))
 }
 
 impl Lease {

@@ -38,7 +38,7 @@ const FIRST_LISTS: Duration = Duration::from_secs(30);
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
     styrmin_client::choose_tls();
     let client = kube::Client::try_default().await.context("no connection to a cluster is configured")?;
-    let identity = settings.identity.clone().unwrap_or_else(lease::identity);
+    let identity = lease::identity(settings.identity.as_deref());
     let lease = lease::acquire(&client, &identity, &settings, &stop).await?;
     let Some(lease) = lease else { return Ok(()) };
     info!(identity, epoch = lease.epoch, "this agent leads");

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use styrmin_renderer::canonical;
 use styrmin_renderer::layout::FLUX_NAMESPACE;
-use styrmin_renderer::objects::FLUX_SOURCE;
 use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -29,6 +28,8 @@ use tracing::{info, warn};
 const SOON: Duration = Duration::from_millis(500);
 /// How often what did not change is sent again.
 const WHOLE: Duration = Duration::from_secs(60);
+/// How long one round of reports may take.
+const REPORT_LIMIT: Duration = Duration::from_secs(180);
 /// Longest pause after reports that failed.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Longest message of a pod or object, in characters.
@@ -40,7 +41,7 @@ const FLUX: &str = "mutation($agent: AgentInput!, $items: [FluxStatusInput!]!) {
 
 /// Reports until `stop`.
 pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, settings: Settings, stop: CancellationToken) {
-    let mut reporter = Reporter { client, watch, server, cluster: None, sent: HashMap::new(), nudged: None };
+    let mut reporter = Reporter { client, watch, server, cluster: None, sent: HashMap::new(), nudged: HashMap::new() };
     let interval = Duration::from_secs(settings.report_interval.into());
     let mut changes = reporter.watch.changes();
     let mut pause = Duration::ZERO;
@@ -54,7 +55,8 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             tokio::time::sleep(SOON).await;
             while changes.try_recv().is_ok() {}
         }
-        pause = match reporter.report().await {
+        let report = tokio::time::timeout(REPORT_LIMIT, reporter.report()).await;
+        pause = match report.unwrap_or_else(|_| Err(anyhow::anyhow!("not within {} s", REPORT_LIMIT.as_secs()))) {
             Ok(()) => Duration::ZERO,
             Err(error) if server::is_stale(&error) => {
                 warn!(error = format!("{error:#}"), "the server hears another agent; this one ends");
@@ -86,8 +88,8 @@ struct Reporter {
     cluster: Option<String>,
     /// Digest of what was sent last of each kind, and when.
     sent: HashMap<&'static str, (String, Instant)>,
-    /// The revision that Flux was asked to fetch last, and when.
-    nudged: Option<(String, Instant)>,
+    /// The revision that Flux was asked to fetch last, by source, and when.
+    nudged: HashMap<String, (String, Instant)>,
 }
 
 impl Reporter {
@@ -101,7 +103,7 @@ impl Reporter {
                 uid
             }
         };
-        let mut answer_changed = false;
+        let (mut confirmations, mut failure) = (false, None);
         // Pods first: a failed step names the pods that the server knows.
         for (mutation, items, always) in [
             (PODS, pods(&self.watch), false),
@@ -114,42 +116,41 @@ impl Reporter {
             if unchanged && !always {
                 continue;
             }
-            answer_changed |= self.server.report(mutation, &cluster, items).await?;
-            self.sent.insert(mutation, (digest, Instant::now()));
+            // One kind that cannot be sent must not silence the others.
+            match self.server.report(mutation, &cluster, items).await {
+                Ok(changed) => {
+                    confirmations |= changed;
+                    self.sent.insert(mutation, (digest, Instant::now()));
+                }
+                Err(error) if server::is_stale(&error) => return Err(error),
+                Err(error) => failure = failure.or(Some(error)),
+            }
         }
-        if answer_changed {
+        if confirmations {
             // A confirmed deletion is a reason to look again.
             self.watch.tell(Changed::Everything);
         }
         self.nudge().await;
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
-    /// Asks Flux to fetch when it does not have the newest commit that we pushed.
+    /// Asks Flux to fetch for every source of ours that does not have the newest commit that we pushed.
     async fn nudge(&mut self) {
         let Some(newest) = self.server.answer().newest_revision.clone() else { return };
-        let Some(repository) = watch::named(&self.watch.git_repositories, FLUX_NAMESPACE, FLUX_SOURCE) else { return };
-        let has = |object: &DynamicObject| flux::fetched(object).map(flux::commit) == Some(newest.as_str());
-        if has(&repository) {
-            return;
-        }
-        if let Some((revision, at)) = &self.nudged
-            && *revision == newest
-            && at.elapsed() < WHOLE
-        {
-            return;
-        }
-        info!(revision = newest, "asking Flux to fetch");
         let resource = watch::source("GitRepository");
         for object in self.watch.git_repositories.state() {
-            if has(&object) {
+            let has = flux::fetched(&object).map(flux::commit) == Some(newest.as_str());
+            let name = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+            let asked = |(revision, at): &(String, Instant)| *revision == newest && at.elapsed() < WHOLE;
+            if has || self.nudged.get(&name).is_some_and(asked) {
                 continue;
             }
+            info!(source = name, revision = newest, "asking Flux to fetch");
             if let Err(error) = flux::nudge(&self.client, &resource, &object).await {
-                warn!(%error, "Flux could not be asked to fetch");
+                warn!(%error, source = name, "Flux could not be asked to fetch");
             }
+            self.nudged.insert(name, (newest.clone(), Instant::now()));
         }
-        self.nudged = Some((newest, Instant::now()));
     }
 }
 

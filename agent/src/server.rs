@@ -68,7 +68,8 @@ impl Server {
         Ok(Client::new(&self.address, &token)?)
     }
 
-    /// Sends one report; `mutation` takes `$agent` and `$items`. Gives whether the answer changed.
+    /// Sends one report; `mutation` takes `$agent` and `$items`. Gives whether other deletions are
+    /// confirmed than before.
     ///
     /// # Errors
     /// When the server cannot be reached or refuses.
@@ -88,7 +89,7 @@ impl Server {
             confirmed_deletions: confirmed.collect(),
         };
         let mut known = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = **known != answer;
+        let changed = known.confirmed_deletions != answer.confirmed_deletions;
         *known = Arc::new(answer);
         Ok(changed)
     }

@@ -20,7 +20,7 @@ pub struct Settings {
     /// File with the token; read again for every report, so that it can be replaced.
     #[arg(long, env = "STYRMIN_AGENT_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
-    /// Name of this process among others; by default that of the host and a random part.
+    /// Name of this process among others, which gets a part of its own; by default the host's.
     #[arg(long, env = "STYRMIN_AGENT_IDENTITY")]
     pub identity: Option<String>,
     /// Longest time between two reports, in seconds.

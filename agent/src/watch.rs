@@ -4,7 +4,7 @@
 //! are trimmed before they are kept. Every change goes out as a [`Changed`] to whoever listens.
 
 use crate::NAMESPACE;
-use futures::StreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use kube::api::{Api, DynamicObject, PartialObjectMeta};
 use kube::core::{GroupVersionKind, Resource};
@@ -111,13 +111,18 @@ impl Starter<'_> {
         self.ready.push((name, Arc::clone(&done)));
         let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), store.clone());
         tokio::spawn(async move {
-            let objects = stream.default_backoff().reflect(writer).touched_objects();
-            let mut objects = std::pin::pin!(objects);
+            let listed = changes.clone();
+            let objects = stream.default_backoff().reflect(writer);
+            // Whoever looked while a list came in saw the store from before it.
+            let objects = objects.inspect_ok(move |event| {
+                if matches!(event, watcher::Event::InitDone) {
+                    let _ = listed.send(Changed::Everything);
+                }
+            });
+            let mut objects = std::pin::pin!(objects.touched_objects());
             let first = async {
                 if reader.wait_until_ready().await.is_ok() {
                     done.store(true, Ordering::Release);
-                    // Nobody listened to what the first list brought.
-                    let _ = changes.send(Changed::Everything);
                 }
                 std::future::pending::<()>().await;
             };

@@ -132,9 +132,11 @@ fn observed<'a>(
     Observed {
         object,
         driver: DriverSeen::Here(driver),
-        secrets_missing: None,
+        waiting: None,
+        copy: None,
         wanted: Ok(wanted),
         differing: &[],
+        going: &[],
         release: Some(release),
         failure,
         applied,

@@ -223,6 +223,9 @@ async fn the_agent_dies_at_any_moment_and_the_change_arrives_all_the_same() {
 async fn the_server_is_away_during_a_rollout() {
     let mut world = World::start().await;
     let client = world.client();
+    // With the server its hosted repository goes too: what Flux needs of it has to be there before.
+    let (_, brings_the_chart) = client.web(&world.environment, "first").await;
+    succeeded(&world.until_ended(&brings_the_chart).await);
     let (id, task) = client.web(&world.environment, "front").await;
     let (namespace, name) = world.object(&id);
     world

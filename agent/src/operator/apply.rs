@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::{Event, EventType};
 use kube::{Client, Error, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use styrmin_renderer::canonical;
@@ -36,8 +36,6 @@ pub(super) async fn carry_out(
         act(action, object, gathered, context).await?;
     }
     if !decision.notes.is_empty() {
-        let reporter = Reporter { controller: "styrmin-operator".into(), instance: None };
-        let recorder = Recorder::new(context.client.clone(), reporter);
         for note in &decision.notes {
             info!(object = object.name_any(), reason = note.reason, message = note.message);
             let event = Event {
@@ -47,7 +45,7 @@ pub(super) async fn carry_out(
                 action: "Reconcile".into(),
                 secondary: None,
             };
-            if let Err(error) = recorder.publish(&event, &object.object_ref(&())).await {
+            if let Err(error) = context.recorder.publish(&event, &object.object_ref(&())).await {
                 warn!(%error, "an event could not be written");
             }
         }
@@ -92,6 +90,7 @@ async fn apply(client: &Client, wanted: &Value) -> Result<()> {
     let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let (version, kind) = (text("/apiVersion"), text("/kind"));
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+    info!(kind, namespace, name, "applying");
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     api(client, version, kind, namespace)
         .patch(name, &parameters, &Patch::Apply(wanted))
@@ -115,12 +114,16 @@ async fn finalizer(object: &StyrminDeployment, context: &Context, hold: bool) ->
     }
     let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
     let api: Api<StyrminDeployment> = Api::namespaced(context.client.clone(), &namespace);
-    let mut metadata = json!({ "name": name, "uid": object.uid() });
-    if hold {
-        metadata["finalizers"] = json!([FINALIZER]);
-    }
-    let patch = json!({ "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment", "metadata": metadata });
-    let answer = api.patch(&name, &PatchParams::apply(FINALIZER_MANAGER).force(), &Patch::Apply(&patch)).await;
+    let answer = if hold {
+        let patch = json!({ "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment",
+            "metadata": { "name": name, "uid": object.uid(), "finalizers": [FINALIZER] } });
+        api.patch(&name, &PatchParams::apply(FINALIZER_MANAGER).force(), &Patch::Apply(&patch)).await
+    } else {
+        // Not by server-side apply: after a restore another manager may own it as well.
+        let others: Vec<&String> = object.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+        let patch = json!({ "metadata": { "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": others } });
+        api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await
+    };
     match answer {
         Err(Error::Api(status)) if status.code == 404 && !hold => Ok(()),
         answer => answer.map(drop).map_err(OperatorError::of(format!("changing the finalizer of {namespace}/{name}"))),

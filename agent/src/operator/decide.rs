@@ -76,13 +76,17 @@ pub struct Observed<'a> {
     pub object: &'a StyrminDeployment,
     /// The driver that its spec names.
     pub driver: DriverSeen<'a>,
-    /// Why the secrets that the spec needs are not here; `None` when they are.
-    pub secrets_missing: Option<String>,
+    /// What has to arrive before anything can be rendered, as reason and sentence; `None`: nothing.
+    pub waiting: Option<(&'static str, String)>,
+    /// Why this object is not the one that its application belongs to; `None`: it is.
+    pub copy: Option<String>,
     /// Objects that the spec leads to, in the order in which they are applied, or why they cannot be
     /// rendered. Empty while driver or secrets are missing.
     pub wanted: Result<&'a Wanted, &'a str>,
     /// What is there of them: the objects of `wanted` that are missing or differ.
     pub differing: &'a [Value],
+    /// Objects of `wanted` that are on their way out: they are made again when they are gone.
+    pub going: &'a [String],
     /// The HelmRelease as it is.
     pub release: Option<&'a Value>,
     /// The newest event about a failed install or upgrade.
@@ -183,15 +187,33 @@ const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 #[must_use]
 pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision {
     let object = observed.object;
+    let mut decision = way(observed, now, settings);
+    // Within one decision a condition may have been set twice; its time moves only with what it was.
+    if let Some(before) = &object.status {
+        status::keep_times(&mut decision.status, before);
+    }
+    let held = object.metadata.finalizers.iter().flatten().any(|name| name == super::FINALIZER);
+    if object.metadata.deletion_timestamp.is_none() && !held && observed.copy.is_none() {
+        decision.before.insert(0, Action::AddFinalizer);
+    }
+    decision
+}
+
+fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision {
+    let object = observed.object;
     let mut status = object.status.clone().unwrap_or_default();
     status.observed_generation = object.metadata.generation;
-    if object.metadata.deletion_timestamp.is_some() {
+    let going = object.metadata.deletion_timestamp.is_some();
+    if let Some(why) = &observed.copy {
+        // Two objects for one application would fight, and the end of one would be the end of the other's.
+        let after = if going { vec![Action::RemoveFinalizer] } else { Vec::new() };
+        return Decision { after, ..fail(status, "Copy", why, object.metadata.generation, now) };
+    }
+    if going || object.spec.lifecycle == Lifecycle::Deleting {
         return teardown(observed, status, now);
     }
-    if object.spec.lifecycle == Lifecycle::Deleting {
-        return teardown(observed, status, now);
-    }
-    if status.spec_digest.as_deref() != Some(object.spec.digest().as_str()) {
+    let left = [Some(phase::DELETING), Some(phase::DELETED)].contains(&status.phase.as_deref()) || begun(&status);
+    if left || status.spec_digest.as_deref() != Some(object.spec.digest().as_str()) {
         return begin(observed, status, now);
     }
     rollout(observed, status, now, settings)
@@ -201,6 +223,8 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
 fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
     let spec = &observed.object.spec;
     let DriverSeen::Here(driver) = observed.driver else {
+        status.phase = Some(phase::PREREQUISITES.into());
+        status.steps = status::waiting_steps(now);
         return wait_for_driver(observed, status, now);
     };
     let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec);
@@ -220,7 +244,7 @@ fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
         workflow => format!("workflow {}", workflow.as_str()),
     };
     let notes = vec![note("RolloutStarted", format!("Instance {}: {what}", spec.instance_id))];
-    Decision { before: vec![Action::AddFinalizer], status, notes, again: AT_ONCE, ..Decision::default() }
+    Decision { status, notes, again: AT_ONCE, ..Decision::default() }
 }
 
 /// Nothing can be planned without the driver. The instance is noted all the same: people see that
@@ -236,11 +260,28 @@ fn wait_for_driver(observed: &Observed<'_>, mut status: StyrminDeploymentStatus,
         _ => format!("Waiting for the definition of driver {} {} to arrive from Git", driver.name, driver.version),
     };
     status.instance_id = Some(spec.instance_id.clone());
-    status.phase = Some(phase::PREREQUISITES.into());
-    status.display_state = Some(status::DEPLOYING.into());
-    status.message = Some(message.clone());
-    status::set(&mut status, "Ready", "Unknown", "DriverMissing", &message, generation, now);
-    Decision { before: vec![Action::AddFinalizer], status, again: Some(Duration::from_secs(5)), ..Decision::default() }
+    if let DriverSeen::Broken(_) = observed.driver {
+        return fail(status, "DriverBroken", &message, generation, now);
+    }
+    wait(status, "DriverMissing", &message, generation, now)
+}
+
+/// Something has to arrive. What runs goes on running and stays what it is; only a rollout waits.
+fn wait(
+    mut status: StyrminDeploymentStatus,
+    reason: &str,
+    message: &str,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Decision {
+    status.message = Some(message.to_owned());
+    if status.phase.as_deref() == Some(phase::PREREQUISITES) {
+        status.display_state = Some(status::DEPLOYING.into());
+        status::run(&mut status, &StepKind::Prerequisites, now);
+        status::explain(&mut status, &StepKind::Prerequisites, message);
+        status::set(&mut status, "Ready", "Unknown", reason, message, generation, now);
+    }
+    Decision { status, again: Some(Duration::from_secs(5)), ..Decision::default() }
 }
 
 fn rollout(
@@ -257,11 +298,8 @@ fn rollout(
         // Running actions is a later step of the operator; a release that needs them must not go out without.
         return fail(status, "HookNotSupported", &hook, generation, now);
     }
-    if let Some(missing) = &observed.secrets_missing {
-        status.message = Some(missing.clone());
-        status::run(&mut status, &StepKind::Prerequisites, now);
-        status::set(&mut status, "Ready", "Unknown", "SecretsMissing", missing, generation, now);
-        return timed(status, now, settings, generation, Some(missing), Some(Duration::from_secs(5)));
+    if let Some((reason, missing)) = &observed.waiting {
+        return wait(status, reason, missing, generation, now);
     }
     let wanted = match observed.wanted {
         Ok(wanted) => wanted,
@@ -279,10 +317,16 @@ fn rollout(
     let after: Vec<Action> = observed.differing.iter().cloned().map(Action::Apply).collect();
     let mut notes = Vec::new();
     let done = matches!(status.phase.as_deref(), Some(phase::READY));
-    if done && !observed.differing.is_empty() {
-        status.drift_corrections = Some(status.drift_corrections.unwrap_or_default() + 1);
+    if done {
         let names: Vec<String> = observed.differing.iter().map(name_of).collect();
-        notes.push(warning("DriftCorrected", format!("Put back {}", names.join(", "))));
+        let message = format!("Put back {}", names.join(", "));
+        // What was applied a moment ago may not be seen yet: the same again is not counted again.
+        if !names.is_empty() && status::put_back(&mut status, &message, generation, now) {
+            status.drift_corrections = Some(status.drift_corrections.unwrap_or_default() + 1);
+            notes.push(warning("DriftCorrected", message));
+        } else if names.is_empty() && observed.going.is_empty() {
+            status::nothing_to_put_back(&mut status);
+        }
     }
     if let Some(drifted) = observed.release.filter(|_| done).and_then(release::drifted)
         && status::drifted(&mut status, &drifted, generation)
@@ -291,12 +335,18 @@ fn rollout(
         notes.push(warning("DriftCorrected", drifted.message));
     }
     // An older object that a watch still shows says nothing about what was asked for now.
-    let current = observed.differing.iter().all(|object| object["kind"] != wanted.release["kind"]);
+    let same = |name: &String| name.starts_with("HelmRelease ");
+    let current = observed.differing.iter().all(|object| object["kind"] != wanted.release["kind"])
+        && !observed.going.iter().any(same);
     let verdict = observed.release.filter(|_| current).map_or_else(
         || Verdict::Progressing(Seen::default()),
         |found| release::judge(found, observed.failure, settings.release.retries),
     );
     let mut decision = match verdict {
+        // The event that told of the failure is kept for an hour; the conclusion stays.
+        Verdict::Ready if observed.failure.is_none() && concluded(&status, observed.release) => {
+            Decision { status, ..Decision::default() }
+        }
         Verdict::Ready => ready(observed, status, now),
         Verdict::Failed { reason, message, seen } => {
             status::copy(&mut status, &seen, generation, now);
@@ -308,9 +358,22 @@ fn rollout(
         }
         Verdict::Progressing(seen) => progressing(status, &seen, now, settings, generation, done),
     };
+    if !observed.going.is_empty() {
+        decision.again = Some(decision.again.unwrap_or(Duration::from_secs(2)).min(Duration::from_secs(2)));
+    }
     decision.after.splice(0..0, after);
     decision.notes.extend(notes);
     decision
+}
+
+/// The rollout failed because Flux never applied the change, and nothing was deployed since.
+fn concluded(status: &StyrminDeploymentStatus, release: Option<&Value>) -> bool {
+    let failed = |condition: &&Condition| {
+        condition.r#type == "Ready" && matches!(condition.reason.as_str(), "InstallFailed" | "UpgradeFailed")
+    };
+    let since = status.conditions.iter().find(failed).and_then(|condition| condition.last_transition_time.parse().ok());
+    status.phase.as_deref() == Some(phase::FAILED)
+        && since.zip(release).is_some_and(|(since, release)| release::deployed_before(release, since))
 }
 
 /// Flux works. A release that was ready stays so for people: its pods may restart, or Flux puts back
@@ -339,7 +402,7 @@ fn progressing(
     if status.display_state.as_deref() != Some(status::ERROR) {
         status.display_state = Some(status::DEPLOYING.into());
     }
-    timed(status, now, settings, generation, why.as_deref(), None)
+    timed(status, now, settings, generation, why.as_deref())
 }
 
 /// Becomes an error when the rollout takes too long; the phase stays, since it can still succeed.
@@ -349,18 +412,16 @@ fn timed(
     settings: &Settings,
     generation: Option<i64>,
     why: Option<&str>,
-    again: Option<Duration>,
 ) -> Decision {
     let limit = SignedDuration::from_secs(i64::from(settings.ready_timeout));
     let started: Option<Timestamp> = status.rollout_started_at.as_deref().and_then(|at| at.parse().ok());
     let Some(started) = started else {
-        return Decision { status, again, ..Decision::default() };
+        return Decision { status, ..Decision::default() };
     };
     let left = limit - now.duration_since(started);
     if left.is_positive() {
         let left = Duration::try_from(left).unwrap_or_default();
-        let again = again.map_or(left, |again| again.min(left));
-        return Decision { status, again: Some(again + Duration::from_millis(100)), ..Decision::default() };
+        return Decision { status, again: Some(left + Duration::from_millis(100)), ..Decision::default() };
     }
     let phase = status.phase.clone().unwrap_or_default();
     let mut message =
@@ -370,9 +431,7 @@ fn timed(
         message.push_str(why);
     }
     status.message = Some(message.clone());
-    let mut decision = error(status, "ReadyTimeout", &message, generation, now);
-    decision.again = again;
-    decision
+    error(status, "ReadyTimeout", &message, generation, now)
 }
 
 fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
@@ -460,7 +519,7 @@ fn teardown(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: T
         status.message = Some(message.into());
         status::set(&mut status, "Ready", "Unknown", "NotConfirmed", message, generation, now);
         let notes = if news { vec![warning("NotConfirmed", message.to_owned())] } else { Vec::new() };
-        return Decision { status, notes, again: Some(Duration::from_secs(5)), ..Decision::default() };
+        return Decision { status, notes, ..Decision::default() };
     };
     let mut notes = Vec::new();
     if !begun(&status) {

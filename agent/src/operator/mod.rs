@@ -16,6 +16,7 @@ use crate::settings::Settings;
 use crate::watch::{Changed, Watch};
 use futures::{Stream, StreamExt as _};
 use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt as _};
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub const CONFIRM_DELETE: &str = "styrmin.io/confirm-delete";
 
 /// How many deployments are worked on at a time.
 const CONCURRENCY: u16 = 16;
+/// How long one pass may take: it is a handful of requests.
+const PASS_LIMIT: Duration = Duration::from_secs(60);
 /// How soon a pass is repeated whose view was older than the object.
 const STALE: Duration = Duration::from_millis(200);
 
@@ -42,6 +45,8 @@ pub(crate) struct Context {
     settings: decide::Settings,
     timer: Duration,
     retry_delay: Duration,
+    /// Kept, so that the same event again is counted and not written anew.
+    recorder: Recorder,
 }
 
 /// Why a pass failed.
@@ -55,6 +60,9 @@ pub enum OperatorError {
         /// Its answer.
         error: kube::Error,
     },
+    /// A request did not return.
+    #[error("the API server did not answer within {} s", PASS_LIMIT.as_secs())]
+    Slow,
 }
 
 impl OperatorError {
@@ -73,7 +81,9 @@ type Result<T> = std::result::Result<T, OperatorError>;
 
 /// Works until `stop`.
 pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, settings: &Settings, stop: CancellationToken) {
+    let reporter = Reporter { controller: "styrmin-operator".into(), instance: None };
     let context = Arc::new(Context {
+        recorder: Recorder::new(client.clone(), reporter),
         client,
         watch: Arc::clone(&watch),
         server,
@@ -108,10 +118,13 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = ObjectRef<StyrminDeployment
         let batch = match changes.recv().await {
             Ok(Changed::Deployment(one)) => vec![one],
             Ok(Changed::Everything) | Err(RecvError::Lagged(_)) => everything(&watch),
-            // Only what is going depends on the inventories of Kustomizations.
+            // What is going depends on the inventories of Kustomizations, what waits perhaps on the source.
             Ok(Changed::Flux) => watch
                 .deployments
-                .state_filter(|object| object.metadata.deletion_timestamp.is_some())
+                .state_filter(|object| {
+                    let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
+                    object.metadata.deletion_timestamp.is_some() || phase == Some(decide::phase::PREREQUISITES)
+                })
                 .iter()
                 .map(|object| ObjectRef::from_obj(object.as_ref()))
                 .collect(),
@@ -124,6 +137,10 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = ObjectRef<StyrminDeployment
 }
 
 async fn reconcile(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<Action> {
+    tokio::time::timeout(PASS_LIMIT, pass(object, context)).await.unwrap_or(Err(OperatorError::Slow))
+}
+
+async fn pass(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<Action> {
     let observed = observe::observe(&object, &context).await?;
     let decision = decide::decide(&observed.view(&object), clock::now(), &context.settings);
     let again = decision.again;

@@ -6,7 +6,7 @@ use super::{CONFIRM_DELETE, Context, OperatorError, Result};
 use crate::watch::{self, Watch};
 use crate::{NAMESPACE, flux};
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::{Event, Secret};
+use k8s_openapi::api::core::v1::{Event, Namespace, Secret};
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
@@ -17,7 +17,7 @@ use styrmin_renderer::driver::Driver;
 use styrmin_renderer::layout;
 use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::objects::{self, CHART_SOURCE};
-use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment, StyrminDeploymentSpec};
+use styrmin_renderer::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, StyrminDeployment, StyrminDeploymentSpec};
 
 /// Annotation prefix of the fingerprints of a decrypted Secret.
 const FINGERPRINT_PREFIX: &str = "fingerprint.styrmin.io/";
@@ -27,9 +27,11 @@ pub(super) const APPLIED_SPEC: &str = "spec";
 /// What was gathered, owned.
 pub(super) struct Gathered {
     driver: std::result::Result<Driver, Option<String>>,
-    secrets_missing: Option<String>,
+    waiting: Option<(&'static str, String)>,
+    copy: Option<String>,
     wanted: std::result::Result<Wanted, String>,
     differing: Vec<Value>,
+    going: Vec<String>,
     release: Option<Value>,
     failure: Option<FailureEvent>,
     applied: Option<StyrminDeploymentSpec>,
@@ -49,9 +51,11 @@ impl Gathered {
                 Err(None) => DriverSeen::Missing,
                 Err(Some(why)) => DriverSeen::Broken(why),
             },
-            secrets_missing: self.secrets_missing.clone(),
+            waiting: self.waiting.clone(),
+            copy: self.copy.clone(),
             wanted: self.wanted.as_ref().map_err(String::as_str),
             differing: &self.differing,
+            going: &self.going,
             release: self.release.as_ref(),
             failure: self.failure.as_ref(),
             applied: self.applied.as_ref(),
@@ -71,10 +75,12 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     let spec = &object.spec;
     let mut gathered = Gathered {
         driver: driver(watch, spec),
-        secrets_missing: None,
+        waiting: None,
+        copy: copy(object, watch),
         wanted: Ok(Wanted::default()),
         differing: Vec::new(),
-        release: watch::named(&watch.releases, &namespace, &name).and_then(|found| serde_json::to_value(&*found).ok()),
+        going: Vec::new(),
+        release: None,
         failure: None,
         applied: None,
         revisions: Vec::new(),
@@ -83,6 +89,9 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         leftovers: Vec::new(),
         stale: Vec::new(),
     };
+    if gathered.copy.is_some() {
+        return Ok(gathered);
+    }
     let status = object.status.clone().unwrap_or_default();
     let going = object.metadata.deletion_timestamp.is_some();
     let settled =
@@ -96,20 +105,29 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         gathered.restored = again.map_err(OperatorError::of("asking what Flux applies"))?;
     }
     if going || spec.lifecycle == styrmin_renderer::spec::Lifecycle::Deleting {
-        gathered.leftovers = leftovers(watch, &namespace, &name, spec, &gathered.revisions);
+        gathered.leftovers = leftovers(context, &namespace, &name, spec, &gathered.revisions).await?;
         return Ok(gathered);
     }
     let Ok(driver) = &gathered.driver else { return Ok(gathered) };
     let secrets = match secrets(context, &namespace, spec).await? {
         Ok(secrets) => secrets,
         Err(missing) => {
-            gathered.secrets_missing = Some(missing);
+            gathered.waiting = Some(("SecretsMissing", missing));
             return Ok(gathered);
         }
     };
+    if driver.chart_folder().is_some() && flux::repository(watch).is_none() {
+        let message = "Waiting for GitRepository and Kustomization flux-system/styrmin: they name the chart's source";
+        gathered.waiting = Some(("SourceMissing", message.to_owned()));
+        return Ok(gathered);
+    }
     gathered.wanted = wanted(watch, &namespace, spec, driver, &secrets, context);
     if let Ok(wanted) = &gathered.wanted {
-        gathered.differing = differing(watch, wanted);
+        // Judged and compared is one and the same HelmRelease: read twice, the first could be the old one
+        // that is ready and the second the new one that is as wanted.
+        let release = watch::named(&watch.releases, &namespace, &name);
+        gathered.release = release.and_then(|found| serde_json::to_value(&*found).ok());
+        (gathered.differing, gathered.going) = differing(watch, wanted, gathered.release.as_ref());
         gathered.stale = stale(watch, &namespace, spec, wanted);
         let copies = credentials(context, &namespace, wanted).await?;
         gathered.differing.splice(0..0, copies);
@@ -117,7 +135,42 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     if needs_events(gathered.release.as_ref()) {
         gathered.failure = newest_failure(context, &namespace, &name).await?;
     }
+    // Helm quotes values in some errors.
+    if let Some(failure) = &mut gathered.failure {
+        failure.message = masked(&failure.message, &secrets);
+    }
+    if let Some(conditions) = gathered.release.as_mut().and_then(|release| release.pointer_mut("/status/conditions")) {
+        for condition in conditions.as_array_mut().into_iter().flatten() {
+            let message = condition["message"].as_str().unwrap_or_default();
+            condition["message"] = masked(message, &secrets).into();
+        }
+    }
     Ok(gathered)
+}
+
+/// A text without the values of secrets. Those of up to three characters stay: they are no secrets, and
+/// masking them would leave no text.
+fn masked(text: &str, secrets: &Secrets) -> String {
+    let mut values: Vec<&String> = secrets.values().filter(|value| value.len() > 3).collect();
+    values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+    values.into_iter().fold(text.to_owned(), |text, value| text.replace(value.as_str(), "***"))
+}
+
+/// Why an object is not the one that its application belongs to: a copy of it under another name or in
+/// another environment.
+fn copy(object: &StyrminDeployment, watch: &Watch) -> Option<String> {
+    let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
+    let expected = object.spec.deployment_id.object_name();
+    if name != expected {
+        return Some(format!(
+            "StyrminDeployment {namespace}/{name} names deployment {}, whose object is {expected}: it is a copy, and does nothing",
+            object.spec.deployment_id
+        ));
+    }
+    let application = watch.namespaces.get(&ObjectRef::new(&expected))?;
+    let environment = application.labels().get(ENVIRONMENT_LABEL)?;
+    let own = format!("styrmin-env-{environment}");
+    (own != namespace).then(|| format!("The application of StyrminDeployment {namespace}/{name} belongs to the one in {own}: this is a copy, and does nothing"))
 }
 
 /// The definition of the driver that a spec names: its error, or nothing when it is not there.
@@ -214,18 +267,13 @@ fn wanted(
         .strip_prefix("styrmin-env-")
         .and_then(|id| id.parse().ok())
         .ok_or_else(|| format!("Namespace {namespace} is not the namespace of an environment (styrmin-env-<id>)"))?;
-    let repository = match (driver.chart_folder(), flux::repository(watch)) {
-        (_, Some(repository)) => repository,
-        (None, None) => {
-            objects::Repository { url: String::new(), branch: String::new(), prefix: String::new(), secret: None }
-        }
-        (Some(_), None) => {
-            return Err(
-                "GitRepository and Kustomization flux-system/styrmin are not there: the chart's source cannot be named"
-                    .into(),
-            );
-        }
-    };
+    // Only charts that lie in the repository need it, and those were waited for.
+    let repository = flux::repository(watch).unwrap_or(objects::Repository {
+        url: String::new(),
+        branch: String::new(),
+        prefix: String::new(),
+        secret: None,
+    });
     let reveal = |one: &SecretRef| secrets.get(&(one.name.clone(), one.key.clone())).cloned().unwrap_or_default();
     let values = objects::helm_values(spec, driver, &reveal).map_err(|error| error.to_string())?;
     let values = objects::values_secret(spec, &environment, &values).map_err(|error| error.to_string())?;
@@ -236,27 +284,34 @@ fn wanted(
     Ok(Wanted { prerequisites, release })
 }
 
-/// The objects that are missing or differ from what is wanted, in the order of their application.
-fn differing(watch: &Watch, wanted: &Wanted) -> Vec<Value> {
-    let there = |object: &Value| -> bool {
+/// The objects that are missing or differ from what is wanted, in the order of their application, and the
+/// names of those that are on their way out.
+fn differing(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> (Vec<Value>, Vec<String>) {
+    let (mut differing, mut going) = (Vec::new(), Vec::new());
+    for object in wanted.prerequisites.iter().chain([&wanted.release]) {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (kind, namespace, name) = (text("/kind"), text("/metadata/namespace"), text("/metadata/name"));
-        match kind {
-            "Namespace" => watch.namespaces.get(&ObjectRef::new(name)).is_some_and(|found| {
-                found.metadata.deletion_timestamp.is_none()
-                    && covers(
-                        &json!({ "metadata": { "labels": found.labels() } }),
-                        &json!({ "metadata": { "labels": object["metadata"]["labels"] } }),
-                    )
+        let found = match kind {
+            "Namespace" => watch.namespaces.get(&ObjectRef::new(name)).map(|found| {
+                json!({ "metadata": { "labels": found.labels(), "deletionTimestamp": found.metadata.deletion_timestamp } })
             }),
             // Named by its content, and immutable.
-            "Secret" => watch.secrets.get(&ObjectRef::new(name).within(namespace)).is_some(),
-            "HelmRelease" => same(watch::named(&watch.releases, namespace, name), object),
-            kind => same(watch.source(kind, namespace, name), object),
+            "Secret" => watch.secrets.get(&ObjectRef::new(name).within(namespace)).map(|_| object.clone()),
+            "HelmRelease" => release.cloned(),
+            kind => watch.source(kind, namespace, name).and_then(|found| serde_json::to_value(&*found).ok()),
+        };
+        match found {
+            Some(found) if !found["metadata"]["deletionTimestamp"].is_null() => going.push(format!("{kind} {name}")),
+            Some(found) if kind == "Namespace" => {
+                if !covers(&found["metadata"]["labels"], &object["metadata"]["labels"]) {
+                    differing.push(object.clone());
+                }
+            }
+            Some(found) if covers(&found, object) => {}
+            _ => differing.push(object.clone()),
         }
-    };
-    let all = wanted.prerequisites.iter().chain([&wanted.release]);
-    all.filter(|object| !there(object)).cloned().collect()
+    }
+    (differing, going)
 }
 
 /// Values of earlier instances, which nothing names any more.
@@ -270,12 +325,6 @@ fn stale(watch: &Watch, namespace: &str, spec: &StyrminDeploymentSpec, wanted: &
     let key =
         |name: String| ObjectKey { version: "v1".into(), kind: "Secret".into(), namespace: namespace.into(), name };
     old.iter().map(|secret| key(secret.name_any())).collect()
-}
-
-fn same(found: Option<std::sync::Arc<DynamicObject>>, wanted: &Value) -> bool {
-    found
-        .and_then(|found| serde_json::to_value(&*found).ok())
-        .is_some_and(|found| found["metadata"]["deletionTimestamp"].is_null() && covers(&found, wanted))
 }
 
 /// Whether an object has everything that is wanted of it. What else it has, others put there.
@@ -351,14 +400,15 @@ fn applied(revision: &ControllerRevision) -> Option<StyrminDeploymentSpec> {
     serde_json::from_value(revision.data.as_ref()?.0.get(APPLIED_SPEC)?.clone()).ok()
 }
 
-/// What a teardown still has to remove: the release, then what it was made of, the namespace last.
-fn leftovers(
-    watch: &Watch,
+/// What a teardown still has to remove: the release, then what it was made of, the namespace last. Asked
+/// of the API server itself: what a store does not show yet would be left behind.
+async fn leftovers(
+    context: &Context,
     namespace: &str,
     name: &str,
     spec: &StyrminDeploymentSpec,
     revisions: &[ControllerRevision],
-) -> Vec<Leftover> {
+) -> Result<Vec<Leftover>> {
     let mut found = Vec::new();
     let mut add = |version: &str, kind: &str, namespace: &str, name: &str, going: bool| {
         let place = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
@@ -373,24 +423,25 @@ fn leftovers(
             going,
         });
     };
-    if let Some(release) = watch::named(&watch.releases, namespace, name) {
+    let what = || OperatorError::of(format!("looking for what is left of {namespace}/{name}"));
+    let client = context.client.clone();
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &watch::helm_release());
+    if let Some(release) = api.get_opt(name).await.map_err(what())? {
         add("helm.toolkit.fluxcd.io/v2", "HelmRelease", namespace, name, release.metadata.deletion_timestamp.is_some());
     }
-    let id = spec.deployment_id.as_str();
-    let of_it = watch.secrets.state_filter(|secret| {
-        secret.metadata.namespace.as_deref() == Some(namespace)
-            && secret.labels().get(DEPLOYMENT_LABEL).is_some_and(|label| label == id)
-    });
-    for secret in of_it {
+    let of_it = ListParams::default().labels(&format!("{DEPLOYMENT_LABEL}={}", spec.deployment_id));
+    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    for secret in api.list_metadata(&of_it).await.map_err(what())? {
         add("v1", "Secret", namespace, &secret.name_any(), secret.meta().deletion_timestamp.is_some());
     }
     for revision in revisions {
         add("apps/v1", "ControllerRevision", namespace, &revision.name_any(), false);
     }
-    if let Some(application) = watch.namespaces.get(&ObjectRef::new(name)) {
+    let api: Api<Namespace> = Api::all(client);
+    if let Some(application) = api.get_opt(name).await.map_err(what())? {
         add("v1", "Namespace", "", name, application.metadata.deletion_timestamp.is_some());
     }
-    found
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -95,8 +95,9 @@ pub fn judge(release: &Value, failure: Option<&FailureEvent>, retries: u32) -> V
         return failed(text(&stalled["reason"]), format!("{}{why}", text(&stalled["message"])));
     }
     let reconciles = release.any("Reconciling");
-    if !reconciles && release.condition("Ready", "True").is_some() {
-        if release.number("failures") > 0 && attempted {
+    // The end of a pass that began before the change is stamped with its generation too.
+    if !reconciles && attempted && release.condition("Ready", "True").is_some() {
+        if release.number("failures") > 0 {
             if let Some((version, message)) = release.rolled_back() {
                 let why = message.map_or_else(String::new, |message| format!(": {message}"));
                 return failed(
@@ -120,6 +121,12 @@ pub fn judge(release: &Value, failure: Option<&FailureEvent>, retries: u32) -> V
         return Verdict::Error { message: message.to_owned(), seen };
     }
     Verdict::Progressing(seen)
+}
+
+/// Whether the newest release was deployed before `at`.
+#[must_use]
+pub fn deployed_before(release: &Value, at: Timestamp) -> bool {
+    Release { object: release }.older_than(at)
 }
 
 /// What Flux says of drift that it puts back; `None` when it finds none.
@@ -202,8 +209,8 @@ impl<'a> Release<'a> {
                 copied.reason = text(&released["reason"]).into();
                 copied.message = text(&released["message"]).into();
             }
-            // While Flux still works, True speaks too early.
-            if ready["status"] == "True" && self.any("Reconciling") {
+            // While Flux still works, or has not come to this generation, True speaks too early.
+            if ready["status"] == "True" && (self.any("Reconciling") || !self.attempted()) {
                 copied.status = "Unknown".into();
                 copied.reason = "Progressing".into();
             }

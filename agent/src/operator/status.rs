@@ -81,6 +81,36 @@ fn set_since(
     }
 }
 
+/// Gives every condition whose status is what it was the time that it had.
+pub fn keep_times(status: &mut StyrminDeploymentStatus, before: &StyrminDeploymentStatus) {
+    for condition in &mut status.conditions {
+        let same = |known: &&Condition| known.r#type == condition.r#type && known.status == condition.status;
+        if let Some(known) = before.conditions.iter().find(same)
+            // What is copied from Flux brings its own time.
+            && !condition.r#type.starts_with("HelmRelease")
+        {
+            condition.last_transition_time.clone_from(&known.last_transition_time);
+        }
+    }
+}
+
+const DRIFTED: &str = "Drifted";
+
+/// Notes what is put back; `true` when it was not noted already.
+pub fn put_back(status: &mut StyrminDeploymentStatus, message: &str, generation: Option<i64>, now: Timestamp) -> bool {
+    let noted = |known: &Condition| known.r#type == DRIFTED && known.message == message;
+    if status.conditions.iter().any(noted) {
+        return false;
+    }
+    set(status, DRIFTED, "True", "DriftCorrected", message, generation, now);
+    true
+}
+
+/// Everything is as it should be.
+pub fn nothing_to_put_back(status: &mut StyrminDeploymentStatus) {
+    status.conditions.retain(|condition| condition.r#type != DRIFTED);
+}
+
 /// Copies what Flux says.
 pub fn copy(status: &mut StyrminDeploymentStatus, seen: &Seen, generation: Option<i64>, now: Timestamp) {
     let mut one = |kind: &str, copied: &Copied| {
@@ -119,6 +149,12 @@ pub fn steps(plan: &Plan, now: Timestamp) -> Vec<StepStatus> {
         message: None,
     };
     plan.steps.iter().enumerate().map(begin).collect()
+}
+
+/// What is known of the steps while the driver, which decides them, is not there.
+#[must_use]
+pub fn waiting_steps(now: Timestamp) -> Vec<StepStatus> {
+    vec![StepStatus { name: plan::PREREQUISITES.into(), ..teardown_steps(now).remove(0) }]
 }
 
 /// The steps of a teardown.

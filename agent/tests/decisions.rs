@@ -1,0 +1,353 @@
+//! Decisions that no trace of Flux shows: beginnings, waiting, drift, and every way to go or to stay.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use styrmin_agent::operator::FINALIZER;
+use styrmin_agent::operator::decide::{
+    Action, Decision, DriverSeen, Leftover, ObjectKey, Observed, Settings, Wanted, decide, phase,
+};
+use styrmin_renderer::driver::Driver;
+use styrmin_renderer::spec::StyrminDeployment;
+
+const NOW: &str = "2026-11-29T15:00:00Z";
+
+struct Case {
+    object: StyrminDeployment,
+    driver: Driver,
+    wanted: Wanted,
+    differing: Vec<Value>,
+    release: Option<Value>,
+    missing: Option<String>,
+    copy: Option<String>,
+    on_their_way: Vec<String>,
+    driver_here: bool,
+    confirmed: Option<&'static str>,
+    restored: bool,
+    leftovers: Vec<Leftover>,
+}
+
+impl Case {
+    fn new() -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drivers/postgresql");
+        let files = ["driver.styrmin.yml", "values.styrmin.yml"]
+            .map(|name| (name.to_owned(), std::fs::read_to_string(folder.join(name)).unwrap()));
+        let mut object = StyrminDeployment::new("styrmin-k7m2q9xw4t1a", spec("one", json!([])));
+        object.metadata.generation = Some(1);
+        object.metadata.uid = Some("uid-1".into());
+        let release = json!({ "kind": "HelmRelease", "metadata": { "name": "styrmin-k7m2q9xw4t1a" } });
+        Self {
+            object,
+            driver: Driver::from_definition(BTreeMap::from(files), "sha256:0123456789abcdef").unwrap(),
+            wanted: Wanted {
+                prerequisites: vec![json!({ "kind": "Namespace", "metadata": { "name": "n" } })],
+                release,
+            },
+            differing: Vec::new(),
+            release: None,
+            missing: None,
+            copy: None,
+            on_their_way: Vec::new(),
+            driver_here: true,
+            confirmed: None,
+            restored: false,
+            leftovers: Vec::new(),
+        }
+    }
+
+    /// One pass; its status becomes the object's.
+    fn pass(&mut self) -> Decision {
+        let observed = Observed {
+            object: &self.object,
+            driver: if self.driver_here { DriverSeen::Here(&self.driver) } else { DriverSeen::Missing },
+            waiting: self.missing.clone().map(|missing| ("SecretsMissing", missing)),
+            copy: self.copy.clone(),
+            wanted: Ok(&self.wanted),
+            differing: &self.differing,
+            going: &self.on_their_way,
+            release: self.release.as_ref(),
+            failure: None,
+            applied: None,
+            confirmed: self.confirmed,
+            restored: self.restored,
+            leftovers: &self.leftovers,
+            stale: &[],
+        };
+        let decision = decide(&observed, NOW.parse::<Timestamp>().unwrap(), &Settings::default());
+        self.object.status = Some(decision.status.clone());
+        decision
+    }
+
+    /// Up to Ready.
+    fn ready(mut self) -> Self {
+        self.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        self.release = Some(
+            json!({ "metadata": { "generation": 1 }, "status": { "observedGeneration": 1, "lastAttemptedGeneration": 1,
+            "conditions": [{ "type": "Ready", "status": "True", "reason": "InstallSucceeded", "message": "m", "observedGeneration": 1 }] } }),
+        );
+        for _ in 0..3 {
+            self.pass();
+        }
+        assert_eq!(self.phase(), phase::READY);
+        self
+    }
+
+    /// Somebody deletes the object.
+    fn going(mut self) -> Self {
+        self.object.metadata.deletion_timestamp = Some(Time(NOW.parse().unwrap()));
+        self.object.metadata.generation = Some(2);
+        self
+    }
+
+    fn phase(&self) -> String {
+        self.object.status.as_ref().unwrap().phase.clone().unwrap()
+    }
+
+    fn reason(&self) -> String {
+        let conditions = &self.object.status.as_ref().unwrap().conditions;
+        conditions.iter().find(|condition| condition.r#type == "Ready").unwrap().reason.clone()
+    }
+}
+
+fn spec(instance: &str, jobs: Value) -> styrmin_renderer::spec::StyrminDeploymentSpec {
+    serde_json::from_value(json!({
+        "deploymentId": "k7m2q9xw4t1a", "instanceId": instance, "lifecycle": "running",
+        "driver": { "name": "postgresql", "version": "1.0.0", "digest": "sha256:0123456789abcdef" },
+        "applicationVersion": "17", "context": {}, "jobs": jobs,
+    }))
+    .unwrap()
+}
+
+fn leftover(kind: &str, going: bool) -> Leftover {
+    let object = ObjectKey { version: "v1".into(), kind: kind.into(), namespace: String::new(), name: "n".into() };
+    Leftover { name: format!("{kind} n"), object, going }
+}
+
+#[test]
+fn a_new_spec_is_noted_before_anything_is_written() {
+    let mut case = Case::new();
+    case.differing = vec![case.wanted.prerequisites[0].clone(), case.wanted.release.clone()];
+    let begun = case.pass();
+    assert_eq!(begun.before, [Action::AddFinalizer]);
+    assert_eq!(begun.after, []);
+    assert_eq!(begun.status.instance_id.as_deref(), Some("one"));
+    assert_eq!(begun.status.spec_digest, Some(case.object.spec.digest()));
+    assert_eq!(begun.status.rollout_started_at, None);
+    let written = case.pass();
+    assert_eq!(written.status.phase.as_deref(), Some(phase::RELEASE));
+    assert_eq!(written.status.rollout_started_at.as_deref(), Some(NOW));
+    assert_eq!(written.after, case.differing.iter().cloned().map(Action::Apply).collect::<Vec<_>>());
+    // Cut off before anything of it was written: the next pass does it, and the start stays.
+    let again = case.pass();
+    assert_eq!(again.after, written.after);
+    assert_eq!(again.status.rollout_started_at.as_deref(), Some(NOW));
+}
+
+#[test]
+fn what_is_missing_is_waited_for_by_name() {
+    let mut case = Case::new();
+    case.driver_here = false;
+    let waits = case.pass();
+    assert_eq!((waits.status.instance_id.as_deref(), case.reason().as_str()), (Some("one"), "DriverMissing"));
+    assert_eq!(waits.status.spec_digest, None, "nothing was acted on");
+    case.driver_here = true;
+    case.missing = Some("Waiting for key password of Secret e/s".into());
+    case.pass();
+    let waits = case.pass();
+    assert_eq!((waits.status.message.as_deref(), case.reason().as_str()), (case.missing.as_deref(), "SecretsMissing"));
+    assert_eq!(waits.after, []);
+    case.missing = None;
+    assert_eq!(case.pass().status.phase.as_deref(), Some(phase::RELEASE));
+}
+
+#[test]
+fn what_runs_stays_what_it_is_while_something_is_missing() {
+    let mut case = Case::new().ready();
+    let before = case.object.status.clone().unwrap();
+    case.missing = Some("Waiting for key password of Secret e/s".into());
+    for _ in 0..2 {
+        let waits = case.pass().status;
+        assert_eq!(
+            (&waits.phase, &waits.display_state, &waits.conditions),
+            (&before.phase, &before.display_state, &before.conditions)
+        );
+        assert_eq!(waits.message, case.missing);
+    }
+    let waits = case.pass();
+    assert_eq!(Some(&waits.status), case.object.status.as_ref(), "written once");
+}
+
+#[test]
+fn a_copy_does_nothing_and_its_end_touches_nothing() {
+    let mut case = Case::new();
+    case.copy = Some("it is a copy".into());
+    let refused = case.pass();
+    assert_eq!((refused.before, refused.after), (vec![], vec![]));
+    assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::FAILED, "Copy"));
+    let mut case = Case { copy: case.copy, ..Case::new().ready().going() };
+    case.confirmed = Some("confirmed");
+    case.leftovers = vec![leftover("Namespace", false)];
+    assert_eq!(case.pass().after, [Action::RemoveFinalizer]);
+}
+
+#[test]
+fn the_end_of_a_pass_that_began_before_the_change_does_not_count() {
+    let mut case = Case::new().ready();
+    case.object.spec = spec("two", json!([]));
+    case.object.metadata.generation = Some(2);
+    // Stamped with the new generation, which was never attempted.
+    case.release = Some(
+        json!({ "metadata": { "generation": 2 }, "status": { "observedGeneration": 1, "lastAttemptedGeneration": 1,
+        "conditions": [{ "type": "Ready", "status": "True", "reason": "InstallSucceeded", "message": "m", "observedGeneration": 2 }] } }),
+    );
+    for _ in 0..4 {
+        case.pass();
+        assert_ne!(case.phase(), phase::READY);
+    }
+    let conditions = case.object.status.unwrap().conditions;
+    assert_eq!(conditions.iter().find(|one| one.r#type == "HelmReleaseReady").unwrap().status, "Unknown");
+}
+
+#[test]
+fn a_release_that_is_not_yet_as_wanted_says_nothing() {
+    let mut case = Case::new().ready();
+    case.object.spec = spec("two", json!([]));
+    case.object.metadata.generation = Some(2);
+    case.differing = vec![case.wanted.release.clone()];
+    // The watch still shows the old one, which is ready.
+    for _ in 0..4 {
+        case.pass();
+        assert_ne!(case.phase(), phase::READY);
+    }
+    case.differing.clear();
+    case.pass();
+    assert_eq!(case.phase(), phase::READY);
+}
+
+#[test]
+fn what_was_applied_is_recorded_before_the_phase_says_ready() {
+    let mut case = Case::new();
+    case.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    case.pass();
+    case.pass();
+    case.release = Case::new().ready().release;
+    let ready = case.pass();
+    assert_eq!(ready.before, [Action::RecordApplied]);
+    assert_eq!(ready.status.phase.as_deref(), Some(phase::READY));
+    let again = case.pass();
+    assert_eq!((again.before, again.after, again.notes.len()), (vec![], vec![], 0), "nothing is written twice");
+    assert_eq!(Some(again.status), case.object.status);
+}
+
+#[test]
+fn drift_is_put_back_and_counted_once() {
+    let mut case = Case::new().ready();
+    case.differing = vec![case.wanted.prerequisites[0].clone()];
+    let corrected = case.pass();
+    assert_eq!(corrected.after, [Action::Apply(case.differing[0].clone())]);
+    assert_eq!(corrected.status.drift_corrections, Some(1));
+    assert_eq!(
+        (corrected.notes[0].reason.as_str(), corrected.notes[0].message.as_str()),
+        ("DriftCorrected", "Put back Namespace n")
+    );
+    assert_eq!(case.phase(), phase::READY);
+    // The watch does not show it yet, or it is on its way out: that is no other drift.
+    assert_eq!(case.pass().status.drift_corrections, Some(1));
+    case.differing.clear();
+    case.on_their_way = vec!["Namespace n".into()];
+    let waits = case.pass();
+    assert_eq!((waits.after.len(), waits.status.drift_corrections, waits.again.is_some()), (0, Some(1), true));
+    case.on_their_way.clear();
+    case.pass();
+    case.differing = vec![case.wanted.prerequisites[0].clone()];
+    assert_eq!(case.pass().status.drift_corrections, Some(2), "another time");
+}
+
+#[test]
+fn a_change_that_needs_an_action_does_not_go_out_without_it() {
+    let mut case = Case::new();
+    let action = case.driver.file.spec.actions[0].name.clone();
+    case.object.spec = spec("one", json!([{ "id": "run-1", "action": action }]));
+    case.pass();
+    let refused = case.pass();
+    assert_eq!((refused.status.phase.as_deref(), refused.after.len()), (Some(phase::FAILED), 0));
+    assert!(refused.status.message.unwrap().contains(&action));
+}
+
+#[test]
+fn without_a_reason_the_application_stays() {
+    let mut case = Case::new().ready().going();
+    case.leftovers = vec![leftover("HelmRelease", false), leftover("Namespace", false)];
+    for pass in 0..3 {
+        let stays = case.pass();
+        assert_eq!((stays.before, stays.after), (vec![], vec![]), "pass {pass}");
+        assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::DELETING, "NotConfirmed"));
+        assert_eq!(stays.status.display_state.as_deref(), Some("Running"), "a warning beside the state");
+        assert_eq!(stays.notes.len(), usize::from(pass == 0), "said once");
+    }
+}
+
+#[test]
+fn a_file_that_is_back_lets_the_object_go_and_touches_nothing() {
+    let mut case = Case::new().ready().going();
+    case.leftovers = vec![leftover("HelmRelease", false)];
+    case.pass();
+    case.restored = true;
+    assert_eq!(case.pass().after, [Action::RemoveFinalizer, Action::ReapplyFolder]);
+}
+
+#[test]
+fn a_teardown_removes_one_after_the_other_and_the_object_last() {
+    let mut case = Case::new().ready().going();
+    case.confirmed = Some("the deletion was requested");
+    case.leftovers = vec![leftover("HelmRelease", false), leftover("Namespace", false)];
+    let begun = case.pass();
+    assert_eq!(
+        (begun.after.len(), begun.notes[0].reason.as_str()),
+        (0, "TeardownStarted"),
+        "noted before anything goes"
+    );
+    let delete = |one: &Leftover| Action::Delete(one.object.clone());
+    assert_eq!(case.pass().after, [delete(&case.leftovers[0])]);
+    // It is going: nothing is asked twice, and nothing behind it is touched.
+    case.leftovers[0].going = true;
+    let waits = case.pass();
+    assert_eq!((waits.after.len(), waits.status.message.as_deref()), (0, Some("Waiting for HelmRelease n to go")));
+    // Once begun it goes on, whatever is said or put back meanwhile.
+    (case.confirmed, case.restored) = (None, true);
+    case.leftovers.remove(0);
+    assert_eq!(case.pass().after, [delete(&case.leftovers[0])]);
+    case.leftovers.clear();
+    let done = case.pass();
+    assert_eq!((done.after, case.phase().as_str()), (vec![Action::RemoveFinalizer], phase::DELETED));
+}
+
+#[test]
+fn a_lifecycle_of_deleting_needs_a_reason_too_and_keeps_the_object() {
+    let mut case = Case::new().ready();
+    case.object.spec.lifecycle = styrmin_renderer::spec::Lifecycle::Deleting;
+    case.leftovers = vec![leftover("HelmRelease", false)];
+    assert_eq!((case.pass().after.len(), case.reason().as_str()), (0, "NotConfirmed"));
+    case.confirmed = Some("confirmed");
+    case.pass();
+    assert_eq!(case.pass().after.len(), 1);
+    case.leftovers.clear();
+    let done = case.pass();
+    assert_eq!((done.after, case.phase().as_str()), (vec![], phase::DELETED));
+}
+
+#[test]
+fn an_object_that_somebody_else_holds_is_left_alone() {
+    let mut case = Case::new().ready().going();
+    case.object.metadata.finalizers = Some(vec!["example.com/other".into()]);
+    case.confirmed = Some("the deletion was requested");
+    case.leftovers = vec![leftover("HelmRelease", false)];
+    let before = case.object.status.clone();
+    let left = case.pass();
+    assert_eq!((left.before.len(), left.after.len()), (0, 0));
+    assert_eq!(left.status.phase, before.unwrap().phase);
+}
