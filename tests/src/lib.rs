@@ -14,14 +14,7 @@ pub mod tools;
 pub mod trace;
 pub mod world;
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
-
-/// A free port on loopback.
-#[must_use]
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// An HTTP client for what is not GraphQL.
 #[must_use]

@@ -1,6 +1,7 @@
 //! A PostgreSQL of its own for one test.
 
-use crate::{child, eventually, free_port};
+use crate::plane::Port;
+use crate::{child, eventually};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::process::{Child, Command};
 pub struct Postgres {
     _child: Child,
     _folder: TempDir,
-    port: u16,
+    port: Port,
 }
 
 /// Folder of PostgreSQL's programs: the newest that Debian has installed.
@@ -47,11 +48,18 @@ impl Postgres {
         let initialise = programs().join("initdb");
         run(as_account(&initialise).args(["-A", "trust", "-U", "styrmin", "--no-sync", "-E", "UTF8", "-D"]).arg(&data))
             .await;
-        let port = free_port();
+        let port = Port::claim();
         let child = as_account(&programs().join("postgres"))
             .arg("-D")
             .arg(&data)
-            .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="])
+            .args([
+                "-p",
+                &port.number().to_string(),
+                "-c",
+                "listen_addresses=127.0.0.1",
+                "-c",
+                "unix_socket_directories=",
+            ])
             .args(["-c", "fsync=off", "-c", "max_connections=100"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -66,7 +74,7 @@ impl Postgres {
     }
 
     fn url(&self, database: &str) -> String {
-        format!("postgres://styrmin@127.0.0.1:{}/{database}", self.port)
+        format!("postgres://styrmin@{}/{database}", self.port.address())
     }
 
     /// A new, empty database.

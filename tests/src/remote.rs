@@ -1,5 +1,6 @@
 //! A Git server that can be told to misbehave: smart HTTP in front of a real bare repository.
 
+use crate::plane::Port;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
@@ -25,7 +26,7 @@ pub const LOSE_ANSWER: u16 = 2;
 pub struct Remote {
     /// The bare repository.
     pub repository: PathBuf,
-    port: u16,
+    port: Port,
     state: Arc<Behaviour>,
     serving: Mutex<Option<JoinHandle<()>>>,
 }
@@ -45,7 +46,7 @@ impl Remote {
 
     /// Serves `repository` to whoever has `password`.
     pub async fn start(repository: &Path, password: &str) -> Self {
-        let port = crate::free_port();
+        let port = Port::claim();
         let state = Arc::new(Behaviour {
             repository: repository.to_owned(),
             status: AtomicU16::new(200),
@@ -60,12 +61,12 @@ impl Remote {
     /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}/r.git", self.port)
+        format!("http://{}/r.git", self.port.address())
     }
 
     /// Opens the port.
     pub async fn up(&self) {
-        let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
+        let listener = TcpListener::bind(self.port.address()).await.unwrap();
         let app = Router::new().fallback(answer).with_state(Arc::clone(&self.state));
         let serving = tokio::spawn(async move {
             axum::serve(listener, app).await.unwrap();

@@ -1,6 +1,7 @@
 //! A Styrmin server of its own for one test: the real program, killed and started at will.
 
-use crate::{child, eventually, free_port, http};
+use crate::plane::Port;
+use crate::{child, eventually, http};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use tokio::process::Child;
 pub struct Server {
     /// Everything of this server lies below it.
     pub folder: TempDir,
-    port: u16,
+    port: Port,
     database: Option<String>,
     environment: BTreeMap<String, String>,
     child: Option<Child>,
@@ -83,7 +84,7 @@ impl Server {
         copy(&drivers(), &folder.path().join("drivers"));
         let environment = [("STYRMIN_GIT_TIMEOUT", "10"), ("STYRMIN_GIT_RETRY_MAX", "1"), ("STYRMIN_LOG", "info")];
         let environment = environment.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        Self { folder, port: free_port(), database, environment, child: None }
+        Self { folder, port: Port::claim(), database, environment, child: None }
     }
 
     /// A running server on SQLite.
@@ -109,7 +110,7 @@ impl Server {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("RUST_BACKTRACE", "1")
-            .env("STYRMIN_LISTEN", format!("127.0.0.1:{}", self.port))
+            .env("STYRMIN_LISTEN", self.port.address())
             .env("STYRMIN_DATA", self.folder.path().join("data"))
             .env("STYRMIN_DRIVERS", self.folder.path().join("drivers"))
             .env("STYRMIN_ADMIN_NAME", "Ann Example")
@@ -173,7 +174,7 @@ impl Server {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}", self.port.address())
     }
 
     /// The first administrator's token.

@@ -47,7 +47,7 @@ const STAGES: &str = include_str!("stages.yaml");
 /// How long the API server may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(90);
 /// Logs of so many runs are kept.
-const KEPT_LOGS: usize = 60;
+const KEPT_LOGS: usize = 200;
 /// Who writes what tests apply.
 const FIELD_MANAGER: &str = "styrmin-tests";
 
