@@ -20,8 +20,8 @@ const FIELD_MANAGER: &str = "styrmin-agent-nudge";
 /// both are there.
 #[must_use]
 pub fn repository(watch: &Watch) -> Option<Repository> {
-    let source = watch::named(&watch.git_repositories, FLUX_NAMESPACE, FLUX_SOURCE)?;
-    let root = watch::named(&watch.kustomizations, FLUX_NAMESPACE, FLUX_SOURCE)?;
+    let source = watch::named(&watch.git_repositories, watch::source("GitRepository"), FLUX_NAMESPACE, FLUX_SOURCE)?;
+    let root = watch::named(&watch.kustomizations, watch::kustomization(), FLUX_NAMESPACE, FLUX_SOURCE)?;
     let path = root.data["spec"]["path"].as_str()?.trim_start_matches("./").trim_matches('/');
     let prefix = path.strip_suffix("cluster")?.trim_end_matches('/');
     Some(Repository {

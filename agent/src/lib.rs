@@ -10,6 +10,7 @@
 
 pub mod clock;
 pub mod flux;
+pub mod kept;
 pub mod lease;
 pub mod operator;
 pub mod reporter;

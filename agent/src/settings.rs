@@ -56,6 +56,7 @@ impl Settings {
     pub fn decisions(&self) -> decide::Settings {
         decide::Settings {
             ready_timeout: self.deployment_ready_timeout,
+            retry_delay: self.retry_delay,
             release: ReleaseSettings {
                 timeout_seconds: self.helm_release_timeout,
                 interval_seconds: self.helm_release_interval,

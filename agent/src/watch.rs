@@ -4,20 +4,24 @@
 //! are trimmed before they are kept. Every change goes out as a [`Changed`] to whoever listens.
 
 use crate::NAMESPACE;
+use crate::kept::{self, Kept};
 use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use kube::api::{Api, DynamicObject, PartialObjectMeta};
-use kube::core::{GroupVersionKind, Resource};
+use kube::core::{DeserializeGuard, GroupVersionKind, Resource};
 use kube::discovery::ApiResource;
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use styrmin_renderer::hooks::HOOK_LABEL;
 use styrmin_renderer::layout::{FLUX_NAMESPACE, MANAGED_BY};
-use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment};
+use styrmin_renderer::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, StyrminDeployment};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -30,6 +34,9 @@ const BACKLOG: usize = 4096;
 pub enum Changed {
     /// Something of one deployment, named by its namespace and the name of its StyrminDeployment.
     Deployment(ObjectRef<StyrminDeployment>),
+    /// Which services there are in an environment, named by its namespace: a deployment came, went, or has
+    /// another driver.
+    Environment(String),
     /// A driver's definition or a source: many may wait for it.
     Everything,
     /// Pods of a namespace.
@@ -52,6 +59,12 @@ pub struct Watch {
     pub kustomizations: Store<DynamicObject>,
     /// Metadata of Secrets that we or Flux made for deployments.
     pub secrets: Store<PartialObjectMeta<Secret>>,
+    /// Network policies that the operator wrote.
+    pub policies: Arc<kept::Store>,
+    /// Services and service aliases that the operator wrote.
+    pub services: Arc<kept::Store>,
+    /// Metadata of Jobs of drivers' actions.
+    pub jobs: Store<PartialObjectMeta<Job>>,
     /// Application namespaces.
     pub namespaces: Store<PartialObjectMeta<Namespace>>,
     /// Drivers' definitions.
@@ -62,28 +75,40 @@ pub struct Watch {
     ready: Vec<(&'static str, Arc<AtomicBool>)>,
 }
 
-/// The resource of a kind of Flux.
+/// The resource of a kind.
 #[must_use]
-pub fn flux_kind(group: &str, version: &str, kind: &str) -> ApiResource {
+pub fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
 
 /// HelmReleases.
 #[must_use]
 pub fn helm_release() -> ApiResource {
-    flux_kind("helm.toolkit.fluxcd.io", "v2", "HelmRelease")
+    resource("helm.toolkit.fluxcd.io", "v2", "HelmRelease")
 }
 
 /// Sources of Flux.
 #[must_use]
 pub fn source(kind: &str) -> ApiResource {
-    flux_kind("source.toolkit.fluxcd.io", "v1", kind)
+    resource("source.toolkit.fluxcd.io", "v1", kind)
+}
+
+/// Network policies.
+#[must_use]
+pub fn network_policy() -> ApiResource {
+    resource("networking.k8s.io", "v1", "NetworkPolicy")
+}
+
+/// Services.
+#[must_use]
+pub fn service() -> ApiResource {
+    resource("", "v1", "Service")
 }
 
 /// Kustomizations.
 #[must_use]
 pub fn kustomization() -> ApiResource {
-    flux_kind("kustomize.toolkit.fluxcd.io", "v1", "Kustomization")
+    resource("kustomize.toolkit.fluxcd.io", "v1", "Kustomization")
 }
 
 struct Starter<'a> {
@@ -147,6 +172,57 @@ impl Starter<'_> {
         store
     }
 
+    /// Follows a kind of which only little is kept.
+    fn keep(&mut self, kind: &'static str, resource: &ApiResource, labels: &str) -> Arc<kept::Store> {
+        let store = Arc::new(kept::Store::default());
+        let done = Arc::new(AtomicBool::new(false));
+        self.ready.push((kind, Arc::clone(&done)));
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), resource);
+        let stream = watcher(api, watcher::Config::default().labels(labels)).default_backoff();
+        let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), Arc::clone(&store));
+        tokio::spawn(async move {
+            let mut stream = std::pin::pin!(stream);
+            let place = |object: &DynamicObject| (object.namespace().unwrap_or_default(), object.name_any());
+            loop {
+                let event = tokio::select! {
+                    () = stop.cancelled() => return,
+                    event = stream.next() => event,
+                };
+                let changed = match event {
+                    None => return,
+                    Some(Err(error)) => {
+                        warn!(watch = kind, %error, "a watch was interrupted; it begins anew");
+                        None
+                    }
+                    Some(Ok(watcher::Event::Init)) => {
+                        store.begin();
+                        None
+                    }
+                    Some(Ok(watcher::Event::InitDone)) => {
+                        store.complete();
+                        done.store(true, Ordering::Release);
+                        Some(Changed::Everything)
+                    }
+                    Some(Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object))) => {
+                        let (namespace, name) = place(&object);
+                        let value = serde_json::to_value(&object).unwrap_or_default();
+                        store.put(&namespace, &name, Kept::of(kind, &value));
+                        holder(&object)
+                    }
+                    Some(Ok(watcher::Event::Delete(object))) => {
+                        let (namespace, name) = place(&object);
+                        store.remove(&namespace, &name);
+                        holder(&object)
+                    }
+                };
+                if let Some(changed) = changed {
+                    let _ = changes.send(changed);
+                }
+            }
+        });
+        reader
+    }
+
     fn dynamic(
         &mut self,
         name: &'static str,
@@ -179,6 +255,58 @@ fn beside<K: Resource>(object: &K) -> Option<Changed> {
     Some(Changed::Deployment(reference))
 }
 
+/// The StyrminDeployment in whose application's namespace an object of ours lies.
+fn holder<K: Resource>(object: &K) -> Option<Changed> {
+    let environment = object.labels().get(ENVIRONMENT_LABEL)?;
+    let reference = ObjectRef::new(&object.namespace()?).within(&format!("styrmin-env-{environment}"));
+    Some(Changed::Deployment(reference))
+}
+
+/// Objects that cannot be read disturb nobody: what was known of one stays, and its reader is told in the
+/// log.
+fn decodable(event: watcher::Event<DeserializeGuard<StyrminDeployment>>) -> Option<watcher::Event<StyrminDeployment>> {
+    let read = |guard: DeserializeGuard<StyrminDeployment>| match guard.0 {
+        Ok(object) => Some(object),
+        Err(invalid) => {
+            let (namespace, name) = (&invalid.metadata.namespace, &invalid.metadata.name);
+            warn!(
+                namespace,
+                name,
+                error = invalid.error,
+                "a StyrminDeployment cannot be read; nothing is done about it"
+            );
+            None
+        }
+    };
+    Some(match event {
+        watcher::Event::Apply(object) => watcher::Event::Apply(read(object)?),
+        watcher::Event::InitApply(object) => watcher::Event::InitApply(read(object)?),
+        watcher::Event::Delete(object) => watcher::Event::Delete(read(object)?),
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitDone => watcher::Event::InitDone,
+    })
+}
+
+/// What a change of a StyrminDeployment means: for its environment only when its services may be others.
+fn of_deployment(reader: Store<StyrminDeployment>) -> impl Fn(&StyrminDeployment) -> Option<Changed> + Send + Sync {
+    type Known = HashMap<(Option<String>, Option<String>), (Option<String>, String, bool)>;
+    let known: Mutex<Known> = Mutex::default();
+    move |object| {
+        let reference = ObjectRef::from_obj(object);
+        let key = (object.metadata.namespace.clone(), object.metadata.name.clone());
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = if reader.get(&reference).is_some() {
+            let going = object.metadata.deletion_timestamp.is_some();
+            let now = (object.metadata.uid.clone(), object.spec.driver.digest.clone(), going);
+            known.insert(key, now.clone()).is_some_and(|before| before == now)
+        } else {
+            known.remove(&key);
+            false
+        };
+        Some(if same { Changed::Deployment(reference) } else { Changed::Environment(object.namespace()?) })
+    }
+}
+
 /// Starts every watch; they end with `stop`.
 #[must_use]
 pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
@@ -186,14 +314,16 @@ pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
     let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
     let config = |labels: &str| watcher::Config::default().labels(labels);
 
-    let api: Api<StyrminDeployment> = Api::all(client.clone());
-    let stream = watcher(api, watcher::Config::default()).modify(|object| {
-        trim(object);
-        object.annotations_mut().remove(LAST_APPLIED);
-    });
-    let deployments = starter.follow("StyrminDeployment", reflector::store::Writer::default(), stream, |object| {
-        Some(Changed::Deployment(ObjectRef::from_obj(object)))
-    });
+    let api: Api<DeserializeGuard<StyrminDeployment>> = Api::all(client.clone());
+    let stream = watcher(api, watcher::Config::default())
+        .try_filter_map(|event| std::future::ready(Ok(decodable(event))))
+        .modify(|object| {
+            trim(object);
+            object.annotations_mut().remove(LAST_APPLIED);
+        });
+    let writer = reflector::store::Writer::default();
+    let changed = of_deployment(writer.as_reader());
+    let deployments = starter.follow("StyrminDeployment", writer, stream, changed);
     let releases = starter.dynamic("HelmRelease", &helm_release(), None, &ours, beside);
     let sources =
         [("HelmChart", "HelmChart"), ("HelmRepository", "HelmRepository"), ("OCIRepository", "OCIRepository")]
@@ -209,14 +339,20 @@ pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
         starter.dynamic("Kustomization", &kustomization(), Some(FLUX_NAMESPACE), "", |_| Some(Changed::Flux));
 
     let api: Api<PartialObjectMeta<Secret>> = Api::all(client.clone());
-    let stream = watcher(api, config(DEPLOYMENT_LABEL)).modify(trim);
+    // Charts' own Secrets carry the deployment's label too.
+    let stream = watcher(api, config(&format!("{ours},{DEPLOYMENT_LABEL}"))).modify(trim);
     let secrets = starter.follow("Secret", Writer::default(), stream, beside);
+    let policies = starter.keep("NetworkPolicy", &network_policy(), &ours);
+    let services = starter.keep("Service", &service(), &ours);
+    let api: Api<PartialObjectMeta<Job>> = Api::all(client.clone());
+    let stream = watcher(api, config(&format!("{ours},{HOOK_LABEL}"))).modify(trim);
+    let jobs = starter.follow("Job", Writer::default(), stream, holder);
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
     let stream = watcher(api, config(DEPLOYMENT_LABEL)).modify(trim);
     // The namespace's labels name the environment too, and so where the object lies.
     let namespaces =
         starter.follow("Namespace", Writer::default(), stream, |namespace: &PartialObjectMeta<Namespace>| {
-            let environment = namespace.labels().get(styrmin_renderer::spec::ENVIRONMENT_LABEL)?;
+            let environment = namespace.labels().get(ENVIRONMENT_LABEL)?;
             let reference = ObjectRef::new(&namespace.name_any()).within(&format!("styrmin-env-{environment}"));
             Some(Changed::Deployment(reference))
         });
@@ -234,6 +370,9 @@ pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
         git_repositories,
         kustomizations,
         secrets,
+        policies,
+        services,
+        jobs,
         namespaces,
         drivers,
         pods,
@@ -284,14 +423,17 @@ impl Watch {
             "GitRepository" => &self.git_repositories,
             _ => &self.sources.iter().find(|(resource, _)| resource.kind == kind)?.1,
         };
-        named(store, namespace, name)
+        named(store, source(kind), namespace, name)
     }
 }
 
-/// An object of a store.
+/// An object of a store, which holds objects of this resource.
 #[must_use]
-pub fn named(store: &Store<DynamicObject>, namespace: &str, name: &str) -> Option<Arc<DynamicObject>> {
-    store.find(|object| {
-        object.metadata.name.as_deref() == Some(name) && object.metadata.namespace.as_deref() == Some(namespace)
-    })
+pub fn named(
+    store: &Store<DynamicObject>,
+    resource: ApiResource,
+    namespace: &str,
+    name: &str,
+) -> Option<Arc<DynamicObject>> {
+    store.get(&ObjectRef::new_with(name, resource).within(namespace))
 }

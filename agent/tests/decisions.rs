@@ -1,131 +1,11 @@
 //! Decisions that no trace of Flux shows: beginnings, waiting, drift, and every way to go or to stay.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
+mod case;
 
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::path::Path;
+use case::{Case, NOW, leftover, spec};
+use serde_json::json;
 use styrmin_agent::operator::FINALIZER;
-use styrmin_agent::operator::decide::{
-    Action, Decision, DriverSeen, Leftover, ObjectKey, Observed, Settings, Wanted, decide, phase,
-};
-use styrmin_renderer::driver::Driver;
-use styrmin_renderer::spec::StyrminDeployment;
-
-const NOW: &str = "2026-11-29T15:00:00Z";
-
-struct Case {
-    object: StyrminDeployment,
-    driver: Driver,
-    wanted: Wanted,
-    differing: Vec<Value>,
-    release: Option<Value>,
-    missing: Option<String>,
-    copy: Option<String>,
-    on_their_way: Vec<String>,
-    driver_here: bool,
-    confirmed: Option<&'static str>,
-    restored: bool,
-    leftovers: Vec<Leftover>,
-}
-
-impl Case {
-    fn new() -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drivers/postgresql");
-        let files = ["driver.styrmin.yml", "values.styrmin.yml"]
-            .map(|name| (name.to_owned(), std::fs::read_to_string(folder.join(name)).unwrap()));
-        let mut object = StyrminDeployment::new("styrmin-k7m2q9xw4t1a", spec("one", json!([])));
-        object.metadata.generation = Some(1);
-        object.metadata.uid = Some("uid-1".into());
-        let release = json!({ "kind": "HelmRelease", "metadata": { "name": "styrmin-k7m2q9xw4t1a" } });
-        Self {
-            object,
-            driver: Driver::from_definition(BTreeMap::from(files), "sha256:0123456789abcdef").unwrap(),
-            wanted: Wanted {
-                prerequisites: vec![json!({ "kind": "Namespace", "metadata": { "name": "n" } })],
-                release,
-            },
-            differing: Vec::new(),
-            release: None,
-            missing: None,
-            copy: None,
-            on_their_way: Vec::new(),
-            driver_here: true,
-            confirmed: None,
-            restored: false,
-            leftovers: Vec::new(),
-        }
-    }
-
-    /// One pass; its status becomes the object's.
-    fn pass(&mut self) -> Decision {
-        let observed = Observed {
-            object: &self.object,
-            driver: if self.driver_here { DriverSeen::Here(&self.driver) } else { DriverSeen::Missing },
-            waiting: self.missing.clone().map(|missing| ("SecretsMissing", missing)),
-            copy: self.copy.clone(),
-            wanted: Ok(&self.wanted),
-            differing: &self.differing,
-            going: &self.on_their_way,
-            release: self.release.as_ref(),
-            failure: None,
-            applied: None,
-            confirmed: self.confirmed,
-            restored: self.restored,
-            leftovers: &self.leftovers,
-            stale: &[],
-        };
-        let decision = decide(&observed, NOW.parse::<Timestamp>().unwrap(), &Settings::default());
-        self.object.status = Some(decision.status.clone());
-        decision
-    }
-
-    /// Up to Ready.
-    fn ready(mut self) -> Self {
-        self.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
-        self.release = Some(
-            json!({ "metadata": { "generation": 1 }, "status": { "observedGeneration": 1, "lastAttemptedGeneration": 1,
-            "conditions": [{ "type": "Ready", "status": "True", "reason": "InstallSucceeded", "message": "m", "observedGeneration": 1 }] } }),
-        );
-        for _ in 0..3 {
-            self.pass();
-        }
-        assert_eq!(self.phase(), phase::READY);
-        self
-    }
-
-    /// Somebody deletes the object.
-    fn going(mut self) -> Self {
-        self.object.metadata.deletion_timestamp = Some(Time(NOW.parse().unwrap()));
-        self.object.metadata.generation = Some(2);
-        self
-    }
-
-    fn phase(&self) -> String {
-        self.object.status.as_ref().unwrap().phase.clone().unwrap()
-    }
-
-    fn reason(&self) -> String {
-        let conditions = &self.object.status.as_ref().unwrap().conditions;
-        conditions.iter().find(|condition| condition.r#type == "Ready").unwrap().reason.clone()
-    }
-}
-
-fn spec(instance: &str, jobs: Value) -> styrmin_renderer::spec::StyrminDeploymentSpec {
-    serde_json::from_value(json!({
-        "deploymentId": "k7m2q9xw4t1a", "instanceId": instance, "lifecycle": "running",
-        "driver": { "name": "postgresql", "version": "1.0.0", "digest": "sha256:0123456789abcdef" },
-        "applicationVersion": "17", "context": {}, "jobs": jobs,
-    }))
-    .unwrap()
-}
-
-fn leftover(kind: &str, going: bool) -> Leftover {
-    let object = ObjectKey { version: "v1".into(), kind: kind.into(), namespace: String::new(), name: "n".into() };
-    Leftover { name: format!("{kind} n"), object, going }
-}
+use styrmin_agent::operator::decide::{Action, Leftover, phase};
 
 #[test]
 fn a_new_spec_is_noted_before_anything_is_written() {
@@ -265,17 +145,6 @@ fn drift_is_put_back_and_counted_once() {
     case.pass();
     case.differing = vec![case.wanted.prerequisites[0].clone()];
     assert_eq!(case.pass().status.drift_corrections, Some(2), "another time");
-}
-
-#[test]
-fn a_change_that_needs_an_action_does_not_go_out_without_it() {
-    let mut case = Case::new();
-    let action = case.driver.file.spec.actions[0].name.clone();
-    case.object.spec = spec("one", json!([{ "id": "run-1", "action": action }]));
-    case.pass();
-    let refused = case.pass();
-    assert_eq!((refused.status.phase.as_deref(), refused.after.len()), (Some(phase::FAILED), 0));
-    assert!(refused.status.message.unwrap().contains(&action));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-use styrmin_agent::operator::decide::{Decision, DriverSeen, Observed, Settings, Wanted, decide, phase};
+use styrmin_agent::operator::decide::{Decision, DriverSeen, Network, Observed, Settings, Wanted, decide, phase};
 use styrmin_agent::operator::release::FailureEvent;
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::spec::{Condition, StyrminDeployment, StyrminDeploymentSpec};
@@ -82,9 +82,10 @@ fn replay(name: &str) -> Vec<After> {
         let Some(found) = release.clone().filter(|_| !gone) else { continue };
         // As often as the operator asks for it.
         for _ in 0..4 {
-            let wanted = Wanted { prerequisites: Vec::new(), release: json!({ "kind": "HelmRelease" }) };
+            let wanted = Wanted { release: json!({ "kind": "HelmRelease" }), ..Wanted::default() };
+            let network = Network::default();
             let decision = decide(
-                &observed(&object, &driver, &wanted, &found, failure.as_ref(), applied.as_ref()),
+                &observed(&object, &driver, &wanted, &found, failure.as_ref(), applied.as_ref(), &network),
                 now,
                 &settings,
             );
@@ -128,22 +129,14 @@ fn observed<'a>(
     release: &'a Value,
     failure: Option<&'a FailureEvent>,
     applied: Option<&'a StyrminDeploymentSpec>,
+    network: &'a Network,
 ) -> Observed<'a> {
     Observed {
-        object,
-        driver: DriverSeen::Here(driver),
-        waiting: None,
-        copy: None,
-        wanted: Ok(wanted),
-        differing: &[],
-        going: &[],
         release: Some(release),
         failure,
         applied,
-        confirmed: None,
-        restored: false,
-        leftovers: &[],
-        stale: &[],
+        network: Some(network),
+        ..Observed::new(object, DriverSeen::Here(driver), Ok(wanted))
     }
 }
 
@@ -298,10 +291,11 @@ fn a_chart_that_is_missing_is_an_error_after_the_timeout() {
     // The same, after the timeout.
     let (driver, settings) = (driver(), Settings::default());
     let mut object = object(1);
-    let wanted = Wanted { prerequisites: Vec::new(), release: json!({ "kind": "HelmRelease" }) };
+    let wanted = Wanted { release: json!({ "kind": "HelmRelease" }), ..Wanted::default() };
+    let network = Network::default();
     let begun: Timestamp = "2026-11-29T15:00:00Z".parse().unwrap();
     let at = |object: &mut StyrminDeployment, now: Timestamp| -> Decision {
-        let decision = decide(&observed(object, &driver, &wanted, &after.line, None, None), now, &settings);
+        let decision = decide(&observed(object, &driver, &wanted, &after.line, None, None, &network), now, &settings);
         object.status = Some(decision.status.clone());
         decision
     };

@@ -9,8 +9,9 @@ use crate::layout::{self, FLUX_NAMESPACE, MANAGED_BY, SYSTEM_NAMESPACE};
 use crate::names::EnvironmentId;
 use crate::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, StyrminDeploymentSpec};
 use crate::values::{self, ValuesError};
-use crate::{canonical, yaml};
+use crate::{canonical, post_render, yaml};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// Keeps kustomize-controller from deleting an object that left Git.
 const NEVER_PRUNE: (&str, &str) = ("kustomize.toolkit.fluxcd.io/prune", "disabled");
@@ -338,7 +339,8 @@ pub fn values_secret(
     }))
 }
 
-/// The HelmRelease. `values` is [`values_secret`]'s object.
+/// The HelmRelease. `values` is [`values_secret`]'s object, `stopped` the components that have no pods for
+/// now.
 #[must_use]
 pub fn helm_release(
     spec: &StyrminDeploymentSpec,
@@ -346,6 +348,7 @@ pub fn helm_release(
     driver: &Driver,
     values: &Value,
     settings: ReleaseSettings,
+    stopped: &BTreeSet<String>,
 ) -> Value {
     let name = spec.deployment_id.object_name();
     let chart_kind =
@@ -359,10 +362,12 @@ pub fn helm_release(
             "namespace": environment.namespace(),
         },
         "spec": {
+            "commonMetadata": { "labels": { DEPLOYMENT_LABEL: spec.deployment_id, ENVIRONMENT_LABEL: environment } },
             "chartRef": { "kind": chart_kind, "name": layout::driver_name(driver.name(), &driver.digest) },
             "driftDetection": { "mode": "enabled" },
             "install": { "remediation": { "retries": settings.retries } },
             "interval": format!("{}s", settings.interval_seconds),
+            "postRenderers": post_render::post_renderers(spec, driver, stopped),
             "releaseName": name,
             "storageNamespace": name,
             "targetNamespace": name,
@@ -373,6 +378,55 @@ pub fn helm_release(
             ],
         },
     })
+}
+
+/// What [`helm_release`] writes into a HelmRelease's spec.
+const RELEASE_FIELDS: [&str; 12] = [
+    "chartRef",
+    "commonMetadata",
+    "driftDetection",
+    "install",
+    "interval",
+    "postRenderers",
+    "releaseName",
+    "storageNamespace",
+    "targetNamespace",
+    "timeout",
+    "upgrade",
+    "valuesFrom",
+];
+
+/// A HelmRelease as it is found, for as long as a newer spec has to wait: only the components that have no
+/// pods for now are others. `applied` and `driver` are those that it was made from.
+#[must_use]
+pub fn held_release(
+    found: &Value,
+    applied: &StyrminDeploymentSpec,
+    driver: &Driver,
+    stopped: &BTreeSet<String>,
+) -> Value {
+    let mut held = json!({
+        "apiVersion": "helm.toolkit.fluxcd.io/v2",
+        "kind": "HelmRelease",
+        "metadata": {
+            "labels": {},
+            "name": found["metadata"]["name"],
+            "namespace": found["metadata"]["namespace"],
+        },
+        "spec": {},
+    });
+    for label in [DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, MANAGED_BY.0] {
+        if let Some(value) = found["metadata"]["labels"].get(label) {
+            held["metadata"]["labels"][label] = value.clone();
+        }
+    }
+    for field in RELEASE_FIELDS {
+        if let Some(value) = found["spec"].get(field) {
+            held["spec"][field] = value.clone();
+        }
+    }
+    held["spec"]["postRenderers"] = post_render::post_renderers(applied, driver, stopped);
+    held
 }
 
 /// Several objects as one YAML file.

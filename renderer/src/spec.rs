@@ -113,6 +113,53 @@ pub struct StyrminDeploymentStatus {
     pub steps: Vec<StepStatus>,
     /// How often drift was put back.
     pub drift_corrections: Option<u32>,
+    /// How the declared services are reached, as the chart's own Services showed it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<Endpoint>,
+    /// Names of the chart's own Services in the application's namespace: no alias may take one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub chart_services: Vec<String>,
+    /// Components that a step of a driver's action stopped, until another starts them or the rollout ends.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stopped_components: Vec<String>,
+    /// Requested runs of jobs that have ended, well or not: none is run twice.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub finished_jobs: Vec<String>,
+    /// What was said once and stays said, because Flux removes annotations that are not in Git.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latched: Option<Latched>,
+}
+
+/// How a declared service is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Endpoint {
+    /// Name of the service.
+    pub name: String,
+    /// Its declared port.
+    pub port: u16,
+    /// Port of the pods: a number or a name.
+    pub target_port: String,
+    /// Components whose pods answer.
+    pub components: Vec<String>,
+    /// The chart has a Service of this name.
+    #[serde(default)]
+    pub from_chart: bool,
+}
+
+/// Annotations that the operator has seen. Each names the UID of the object that it means.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Latched {
+    /// `styrmin.io/confirm-delete`: the application may go with the object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirm_delete: Option<String>,
+    /// `styrmin.io/force-delete`: it may go without its hooks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub force_delete: Option<String>,
+    /// `styrmin.io/skip-teardown`: the object may go, and the application stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_teardown: Option<String>,
 }
 
 /// A standard condition.
@@ -144,6 +191,10 @@ pub struct StepStatus {
     pub state: String,
     /// 1 for the first.
     pub attempt: u32,
+    /// For a step of a driver's action: what tells it from every other one. A step that ended well under
+    /// this key is not run again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// RFC 3339.
     #[serde(default)]
     pub started_at: Option<String>,

@@ -2,16 +2,18 @@
 //! when it changed and the object is still the one that was observed.
 
 use super::decide::{Action, Decision, ObjectKey};
-use super::observe::{APPLIED_SPEC, Gathered};
-use super::{Context, FINALIZER, OperatorError, Result};
+use super::observe::{APPLIED_SPEC, FINISHED_JOBS, Gathered};
+use super::{Context, FINALIZER, OperatorError, Result, execute};
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::runtime::events::{Event, EventType};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Error, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use styrmin_renderer::canonical;
 use styrmin_renderer::layout::MANAGED_BY;
 use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment, StyrminDeploymentStatus};
@@ -26,14 +28,15 @@ pub(super) async fn carry_out(
     object: &StyrminDeployment,
     gathered: &Gathered,
     decision: Decision,
-    context: &Context,
+    context: &Arc<Context>,
 ) -> Result<()> {
+    let status = &decision.status;
     for action in &decision.before {
-        act(action, object, gathered, context).await?;
+        act(action, object, status, gathered, context).await?;
     }
-    write_status(object, &decision.status, context).await?;
+    write_status(object, status, context).await?;
     for action in &decision.after {
-        act(action, object, gathered, context).await?;
+        act(action, object, status, gathered, context).await?;
     }
     if !decision.notes.is_empty() {
         for note in &decision.notes {
@@ -53,11 +56,21 @@ pub(super) async fn carry_out(
     Ok(())
 }
 
-async fn act(action: &Action, object: &StyrminDeployment, gathered: &Gathered, context: &Context) -> Result<()> {
+async fn act(
+    action: &Action,
+    object: &StyrminDeployment,
+    status: &StyrminDeploymentStatus,
+    gathered: &Gathered,
+    context: &Arc<Context>,
+) -> Result<()> {
     match action {
         Action::Apply(wanted) => apply(&context.client, wanted).await,
-        Action::Delete(key) => delete(&context.client, key).await,
-        Action::RecordApplied => record_applied(object, gathered, context).await,
+        Action::Delete(key) => delete(context, key).await,
+        Action::Execute(execution) => {
+            execute::begin(context, execution, ObjectRef::from_obj(object), gathered.secret_values());
+            Ok(())
+        }
+        Action::RecordApplied => record_applied(object, status, gathered, context).await,
         Action::AddFinalizer => finalizer(object, context, true).await,
         Action::RemoveFinalizer => finalizer(object, context, false).await,
         Action::ReapplyFolder => {
@@ -99,9 +112,15 @@ async fn apply(client: &Client, wanted: &Value) -> Result<()> {
         .map_err(OperatorError::of(format!("applying {kind} {namespace}/{name}")))
 }
 
-async fn delete(client: &Client, key: &ObjectKey) -> Result<()> {
+async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {
     let ObjectKey { version, kind, namespace, name } = key;
-    match api(client, version, kind, namespace).delete(name, &DeleteParams::default()).await {
+    match kind.as_str() {
+        "Service" => context.watch.services.release(namespace, name),
+        "NetworkPolicy" => context.watch.policies.release(namespace, name),
+        _ => {}
+    }
+    // A Job's pods go with it only when that is asked for.
+    match api(&context.client, version, kind, namespace).delete(name, &DeleteParams::background()).await {
         Err(Error::Api(status)) if status.code == 404 => Ok(()),
         answer => answer.map(drop).map_err(OperatorError::of(format!("deleting {kind} {namespace}/{name}"))),
     }
@@ -165,7 +184,12 @@ fn without_nulls(value: &mut Value) {
 }
 
 /// Keeps the spec outside the status: an object that is deleted and created again finds it.
-async fn record_applied(object: &StyrminDeployment, gathered: &Gathered, context: &Context) -> Result<()> {
+async fn record_applied(
+    object: &StyrminDeployment,
+    status: &StyrminDeploymentStatus,
+    gathered: &Gathered,
+    context: &Context,
+) -> Result<()> {
     let namespace = object.namespace().unwrap_or_default();
     let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), &namespace);
     let newest = gathered.revisions.last().map_or(0, |revision| revision.revision);
@@ -183,7 +207,7 @@ async fn record_applied(object: &StyrminDeployment, gathered: &Gathered, context
             ..ObjectMeta::default()
         },
         data: Some(k8s_openapi::apimachinery::pkg::runtime::RawExtension(
-            json!({ APPLIED_SPEC: object.spec.to_value() }),
+            json!({ APPLIED_SPEC: object.spec.to_value(), FINISHED_JOBS: status.finished_jobs }),
         )),
         revision: newest + 1,
     };
@@ -206,7 +230,7 @@ async fn record_applied(object: &StyrminDeployment, gathered: &Gathered, context
             name: old.name_any(),
         };
         if old.name_any() != name {
-            delete(&context.client, &key).await?;
+            delete(context, &key).await?;
         }
     }
     Ok(())

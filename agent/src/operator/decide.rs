@@ -4,26 +4,30 @@
 //!
 //! 1. A spec that was not acted on yet: instance, digest and steps are noted, phase
 //!    CreatingPrerequisites. Nothing else happens in this pass.
-//! 2. Prerequisites: the driver's definition, the decrypted Secret with the fingerprints that the
-//!    context names, the application's namespace. Missing ones are waited for.
-//! 3. Phase CreatingHelmRelease is noted with the start, then chart source, values and HelmRelease
-//!    are written. [`super::release`] judges the HelmRelease, but only when its spec is what we
-//!    want: an older one that a watch still shows says nothing.
-//! 4. Ready: what was applied is recorded outside the status, then the phase becomes Ready.
+//! 2. The steps of the plan follow, one after the other, each of which a pass may end ([`work`]): what
+//!    the release needs; a driver's actions before it; the release, which [`super::release`] judges,
+//!    but only when its spec is what we want: an older one that a watch still shows says nothing;
+//!    actions after it; services, policies and aliases, once the chart's own Services are known; actions
+//!    after those.
+//! 3. Ready: what was applied is recorded outside the status, then the phase becomes Ready.
 //!
 //! Every pass also puts back what is missing or changed of our own objects. A pass that was cut off
 //! anywhere is simply repeated: each action is idempotent, and each fact is written before the action
-//! that relies on it.
+//! that relies on it. The end of a deployment is in [`super::teardown`].
 
+use super::hook::{self, HookSeen, Progress};
 use super::release::{self, FailureEvent, Seen, Verdict};
-use super::status;
+use super::steps::{self, Base};
+use super::{status, teardown};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use std::time::Duration;
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::objects::ReleaseSettings;
 use styrmin_renderer::plan::{self, StepKind, Workflow};
-use styrmin_renderer::spec::{Condition, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus};
+use styrmin_renderer::spec::{
+    Endpoint, Latched, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
+};
 
 /// Phases of a rollout and of a teardown.
 pub mod phase {
@@ -50,11 +54,14 @@ pub struct Settings {
     pub ready_timeout: u32,
     /// What reaches the HelmRelease.
     pub release: ReleaseSettings,
+    /// `STYRMIN_OPERATOR_RETRY_DELAY`, in seconds: the first pause before another attempt at a teardown's
+    /// actions.
+    pub retry_delay: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { ready_timeout: 270, release: ReleaseSettings::default() }
+        Self { ready_timeout: 270, release: ReleaseSettings::default(), retry_delay: 30 }
     }
 }
 
@@ -83,16 +90,34 @@ pub struct Observed<'a> {
     /// Objects that the spec leads to, in the order in which they are applied, or why they cannot be
     /// rendered. Empty while driver or secrets are missing.
     pub wanted: Result<&'a Wanted, &'a str>,
-    /// What is there of them: the objects of `wanted` that are missing or differ.
+    /// The objects of `wanted` that are missing or differ.
     pub differing: &'a [Value],
+    /// Aliases that nobody ever wrote: writing them puts nothing back.
+    pub additions: &'a [Value],
     /// Objects of `wanted` that are on their way out: they are made again when they are gone.
     pub going: &'a [String],
+    /// Policies, services and aliases of ours that are not wanted any more.
+    pub unwanted: &'a [ObjectKey],
+    /// A Service of ours whose name the chart wants: Helm refuses to take it over.
+    pub in_the_way: Option<&'a ObjectKey>,
+    /// Aliases that were not written because the chart has a Service of their name.
+    pub collisions: &'a [String],
+    /// The chart's Services, once they were looked for (in phase CreatingServices).
+    pub network: Option<&'a Network>,
     /// The HelmRelease as it is.
     pub release: Option<&'a Value>,
     /// The newest event about a failed install or upgrade.
     pub failure: Option<&'a FailureEvent>,
     /// What was last applied with success.
     pub applied: Option<&'a StyrminDeploymentSpec>,
+    /// Name of the revision that holds it.
+    pub revision: Option<&'a str>,
+    /// Runs of jobs that had ended when it was applied.
+    pub finished_jobs: &'a [String],
+    /// What is there of the step of an action that comes next or runs.
+    pub hook: Option<&'a HookSeen>,
+    /// One of the pods is ready, for a deployment of Styrmin's own: that is enough.
+    pub internal_ready: bool,
     /// Why the application may be torn down, when it may.
     pub confirmed: Option<&'a str>,
     /// The file is in Git again while the object is going.
@@ -100,17 +125,68 @@ pub struct Observed<'a> {
     /// Objects of the application that a teardown still has to remove, in order: the next is removed
     /// when those before it are gone.
     pub leftovers: &'a [Leftover],
-    /// Values of earlier instances, to be removed once this one is ready.
+    /// Values and Jobs of earlier instances, to be removed once this one is ready.
     pub stale: &'a [ObjectKey],
+}
+
+impl<'a> Observed<'a> {
+    /// An object of which nothing else is known.
+    #[must_use]
+    pub fn new(object: &'a StyrminDeployment, driver: DriverSeen<'a>, wanted: Result<&'a Wanted, &'a str>) -> Self {
+        Self {
+            object,
+            driver,
+            waiting: None,
+            copy: None,
+            wanted,
+            differing: &[],
+            additions: &[],
+            going: &[],
+            unwanted: &[],
+            in_the_way: None,
+            collisions: &[],
+            network: None,
+            release: None,
+            failure: None,
+            applied: None,
+            revision: None,
+            finished_jobs: &[],
+            hook: None,
+            internal_ready: false,
+            confirmed: None,
+            restored: false,
+            leftovers: &[],
+            stale: &[],
+        }
+    }
+
+    /// What the keys of steps follow from.
+    #[must_use]
+    pub fn base(&self) -> Base<'_> {
+        Base { revision: self.revision, driver: &self.object.spec.driver.digest }
+    }
+}
+
+/// How the declared services are reached.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Network {
+    /// Each of them.
+    pub endpoints: Vec<Endpoint>,
+    /// Names of the chart's own Services.
+    pub chart_services: Vec<String>,
 }
 
 /// Objects of one application.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wanted {
-    /// Its namespace, chart sources and values.
+    /// Its namespace, policies, chart sources and values.
     pub prerequisites: Vec<Value>,
-    /// The HelmRelease.
+    /// The HelmRelease; null when there shall be none yet.
     pub release: Value,
+    /// The release is still the one of before: steps of actions come first.
+    pub held: bool,
+    /// Services and aliases, which follow the release.
+    pub services: Vec<Value>,
 }
 
 /// Something that a teardown has to remove.
@@ -144,6 +220,8 @@ pub enum Action {
     Apply(Value),
     /// Delete an object.
     Delete(ObjectKey),
+    /// Run a command in a container, for a step of an action.
+    Execute(hook::Execution),
     /// Keep the spec as the one that was last applied with success.
     RecordApplied,
     /// Hold the object.
@@ -181,16 +259,23 @@ pub struct Decision {
 }
 
 /// At once: the next pass rests on what this one wrote.
-const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+pub(super) const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+/// How soon to look again at what a watch should have shown.
+const SOON: Option<Duration> = Some(Duration::from_secs(5));
 
 /// Decides.
 #[must_use]
 pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision {
     let object = observed.object;
     let mut decision = way(observed, now, settings);
+    let default = StyrminDeploymentStatus::default();
+    let before = object.status.as_ref().unwrap_or(&default);
     // Within one decision a condition may have been set twice; its time moves only with what it was.
-    if let Some(before) = &object.status {
-        status::keep_times(&mut decision.status, before);
+    status::keep_times(&mut decision.status, before);
+    if decision.notes.is_empty()
+        && let Some(phase) = decision.status.phase.clone().filter(|phase| before.phase.as_ref() != Some(phase))
+    {
+        decision.notes.push(note("PhaseChanged", format!("The phase is {phase}")));
     }
     let held = object.metadata.finalizers.iter().flatten().any(|name| name == super::FINALIZER);
     if object.metadata.deletion_timestamp.is_none() && !held && observed.copy.is_none() {
@@ -199,10 +284,32 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
     decision
 }
 
+/// Annotations that name this object stay said: Flux removes what is not in Git.
+fn latch(object: &StyrminDeployment, status: &mut StyrminDeploymentStatus) {
+    let Some(uid) = &object.metadata.uid else { return };
+    let annotation = |name: &str| object.metadata.annotations.as_ref()?.get(name);
+    let mut latched = status.latched.clone().unwrap_or_default();
+    let keep = |name: &str, place: &mut Option<String>| {
+        if annotation(name) == Some(uid) {
+            *place = Some(uid.clone());
+        }
+    };
+    keep(super::CONFIRM_DELETE, &mut latched.confirm_delete);
+    keep(super::FORCE_DELETE, &mut latched.force_delete);
+    // The reference's annotation has any value; it means the object that carries it.
+    if annotation(super::SKIP_TEARDOWN).is_some_and(|value| value != "false") {
+        latched.skip_teardown = Some(uid.clone());
+    }
+    if latched != Latched::default() {
+        status.latched = Some(latched);
+    }
+}
+
 fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision {
     let object = observed.object;
     let mut status = object.status.clone().unwrap_or_default();
     status.observed_generation = object.metadata.generation;
+    latch(object, &mut status);
     let going = object.metadata.deletion_timestamp.is_some();
     if let Some(why) = &observed.copy {
         // Two objects for one application would fight, and the end of one would be the end of the other's.
@@ -210,11 +317,19 @@ fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision
         return Decision { after, ..fail(status, "Copy", why, object.metadata.generation, now) };
     }
     if going || object.spec.lifecycle == Lifecycle::Deleting {
-        return teardown(observed, status, now);
+        return teardown::decide(observed, status, now, settings);
     }
-    let left = [Some(phase::DELETING), Some(phase::DELETED)].contains(&status.phase.as_deref()) || begun(&status);
+    let left =
+        [Some(phase::DELETING), Some(phase::DELETED)].contains(&status.phase.as_deref()) || teardown::begun(&status);
     if left || status.spec_digest.as_deref() != Some(object.spec.digest().as_str()) {
-        return begin(observed, status, now);
+        return match hook::unfinished(observed, &mut status, now) {
+            Some(step) => {
+                let message = format!("A newer change waits until the step \"{step}\" has ended");
+                status.message = Some(message);
+                Decision { status, again: SOON, ..Decision::default() }
+            }
+            None => begin(observed, status, now),
+        };
     }
     rollout(observed, status, now, settings)
 }
@@ -224,7 +339,7 @@ fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     let spec = &observed.object.spec;
     let DriverSeen::Here(driver) = observed.driver else {
         status.phase = Some(phase::PREREQUISITES.into());
-        status.steps = status::waiting_steps(now);
+        status.steps = steps::waiting(now);
         return wait_for_driver(observed, status, now);
     };
     let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec);
@@ -234,7 +349,13 @@ fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     status.phase = Some(phase::PREREQUISITES.into());
     status.display_state = Some(status::DEPLOYING.into());
     status.message = None;
-    status.steps = status::steps(&plan, now);
+    for finished in observed.finished_jobs {
+        if !status.finished_jobs.contains(finished) {
+            status.finished_jobs.push(finished.clone());
+        }
+    }
+    status.finished_jobs.retain(|finished| spec.jobs.iter().any(|run| run.id == *finished));
+    steps::begin(&mut status, &plan, observed.base(), now);
     let generation = observed.object.metadata.generation;
     status::set(&mut status, "HelmReleaseReady", "Unknown", "Progressing", "The rollout has begun", generation, now);
     status::set(&mut status, "Ready", "Unknown", "Progressing", "The rollout has begun", generation, now);
@@ -252,18 +373,23 @@ fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
 fn wait_for_driver(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
     let spec = &observed.object.spec;
     let generation = observed.object.metadata.generation;
-    let driver = &spec.driver;
-    let message = match observed.driver {
-        DriverSeen::Broken(why) => {
-            format!("The definition of driver {} {} cannot be read: {why}", driver.name, driver.version)
-        }
-        _ => format!("Waiting for the definition of driver {} {} to arrive from Git", driver.name, driver.version),
-    };
+    let message = driver_missing(observed);
     status.instance_id = Some(spec.instance_id.clone());
     if let DriverSeen::Broken(_) = observed.driver {
         return fail(status, "DriverBroken", &message, generation, now);
     }
     wait(status, "DriverMissing", &message, generation, now)
+}
+
+/// Why the driver cannot be used.
+pub(super) fn driver_missing(observed: &Observed<'_>) -> String {
+    let driver = &observed.object.spec.driver;
+    match observed.driver {
+        DriverSeen::Broken(why) => {
+            format!("The definition of driver {} {} cannot be read: {why}", driver.name, driver.version)
+        }
+        _ => format!("Waiting for the definition of driver {} {} to arrive from Git", driver.name, driver.version),
+    }
 }
 
 /// Something has to arrive. What runs goes on running and stays what it is; only a rollout waits.
@@ -277,11 +403,13 @@ fn wait(
     status.message = Some(message.to_owned());
     if status.phase.as_deref() == Some(phase::PREREQUISITES) {
         status.display_state = Some(status::DEPLOYING.into());
-        status::run(&mut status, &StepKind::Prerequisites, now);
-        status::explain(&mut status, &StepKind::Prerequisites, message);
+        if let Some(first) = status.steps.iter().position(|step| step.name == plan::PREREQUISITES) {
+            steps::run(&mut status, first, now);
+            steps::explain(&mut status, first, message);
+        }
         status::set(&mut status, "Ready", "Unknown", reason, message, generation, now);
     }
-    Decision { status, again: Some(Duration::from_secs(5)), ..Decision::default() }
+    Decision { status, again: SOON, ..Decision::default() }
 }
 
 fn rollout(
@@ -294,10 +422,6 @@ fn rollout(
     let DriverSeen::Here(driver) = observed.driver else {
         return wait_for_driver(observed, status, now);
     };
-    if let Some(hook) = status::unfinished_hook(&status, driver, observed) {
-        // Running actions is a later step of the operator; a release that needs them must not go out without.
-        return fail(status, "HookNotSupported", &hook, generation, now);
-    }
     if let Some((reason, missing)) = &observed.waiting {
         return wait(status, reason, missing, generation, now);
     }
@@ -305,48 +429,77 @@ fn rollout(
         Ok(wanted) => wanted,
         Err(why) => return fail(status, "RenderFailed", why, generation, now),
     };
-    if status.phase.as_deref() == Some(phase::PREREQUISITES) {
-        status::finish(&mut status, &StepKind::Prerequisites, now);
-        status::run(&mut status, &StepKind::HelmRelease, now);
-        status.phase = Some(phase::RELEASE.into());
-        status.message = None;
-        status.rollout_started_at = Some(now.to_string());
-        let after = observed.differing.iter().cloned().map(Action::Apply).collect();
-        return Decision { status, after, again: Some(Duration::from_secs(5)), ..Decision::default() };
+    let mut after: Vec<Action> =
+        observed.differing.iter().chain(observed.additions).cloned().map(Action::Apply).collect();
+    after.extend(observed.unwanted.iter().chain(observed.in_the_way).cloned().map(Action::Delete));
+    if let Some(network) = observed.network.filter(|_| status.endpoints.is_empty()) {
+        status.endpoints.clone_from(&network.endpoints);
+        status.chart_services.clone_from(&network.chart_services);
     }
-    let after: Vec<Action> = observed.differing.iter().cloned().map(Action::Apply).collect();
-    let mut notes = Vec::new();
-    let done = matches!(status.phase.as_deref(), Some(phase::READY));
-    if done {
-        let names: Vec<String> = observed.differing.iter().map(name_of).collect();
-        let message = format!("Put back {}", names.join(", "));
-        // What was applied a moment ago may not be seen yet: the same again is not counted again.
-        if !names.is_empty() && status::put_back(&mut status, &message, generation, now) {
-            status.drift_corrections = Some(status.drift_corrections.unwrap_or_default() + 1);
-            notes.push(warning("DriftCorrected", message));
-        } else if names.is_empty() && observed.going.is_empty() {
-            status::nothing_to_put_back(&mut status);
-        }
-    }
-    if let Some(drifted) = observed.release.filter(|_| done).and_then(release::drifted)
-        && status::drifted(&mut status, &drifted, generation)
+    if let Some(way) = observed.in_the_way
+        && !status.chart_services.contains(&way.name)
     {
-        status.drift_corrections = Some(status.drift_corrections.unwrap_or_default() + 1);
-        notes.push(warning("DriftCorrected", drifted.message));
+        // It is the chart's from now on.
+        status.chart_services.push(way.name.clone());
+    }
+    let mut notes = Vec::new();
+    let done = status.phase.as_deref() == Some(phase::READY);
+    if done {
+        put_back(observed, &mut status, &mut notes, now);
+    }
+    if status::collisions(&mut status, observed.collisions, generation, now) {
+        notes.push(warning("AliasCollision", observed.collisions.join("; ")));
     }
     // An older object that a watch still shows says nothing about what was asked for now.
     let same = |name: &String| name.starts_with("HelmRelease ");
     let current = observed.differing.iter().all(|object| object["kind"] != wanted.release["kind"])
         && !observed.going.iter().any(same);
-    let verdict = observed.release.filter(|_| current).map_or_else(
+    let judged = observed.release.filter(|_| current).map_or_else(
         || Verdict::Progressing(Seen::default()),
         |found| release::judge(found, observed.failure, settings.release.retries),
     );
-    let mut decision = match verdict {
-        // The event that told of the failure is kept for an hour; the conclusion stays.
-        Verdict::Ready if observed.failure.is_none() && concluded(&status, observed.release) => {
-            Decision { status, ..Decision::default() }
-        }
+    let verdict = if observed.internal_ready && current { Verdict::Ready } else { judged };
+    let mut decision = if done {
+        settled(observed, status, verdict, now)
+    } else {
+        work(observed, driver, wanted, status, &verdict, now, settings)
+    };
+    if !observed.going.is_empty() {
+        decision.again = Some(decision.again.unwrap_or(Duration::from_secs(2)).min(Duration::from_secs(2)));
+    }
+    if observed.object.spec.context["deployment"]["internal"] == true && !observed.internal_ready && !done {
+        // No change of a pod leads here.
+        decision.again = decision.again.min(SOON).or(SOON);
+    }
+    decision.after.splice(0..0, after);
+    decision.notes.extend(notes);
+    decision
+}
+
+/// Counts what is put back of a deployment that was ready, once for each set of objects.
+fn put_back(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, notes: &mut Vec<Note>, now: Timestamp) {
+    let generation = observed.object.metadata.generation;
+    let names: Vec<String> = observed.differing.iter().map(name_of).collect();
+    let message = format!("Put back {}", names.join(", "));
+    // What was applied a moment ago may not be seen yet: the same again is not counted again.
+    if !names.is_empty() && status::put_back(status, &message, generation, now) {
+        status.drift_corrections = Some(status.drift_corrections.unwrap_or_default() + 1);
+        notes.push(warning("DriftCorrected", message));
+    } else if names.is_empty() && observed.going.is_empty() {
+        status::nothing_to_put_back(status);
+    }
+    if let Some(drifted) = observed.release.and_then(release::drifted)
+        && status::drifted(status, &drifted, generation)
+    {
+        status.drift_corrections = Some(status.drift_corrections.unwrap_or_default() + 1);
+        notes.push(warning("DriftCorrected", drifted.message));
+    }
+}
+
+/// A deployment that is ready.
+fn settled(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, verdict: Verdict, now: Timestamp) -> Decision {
+    let generation = observed.object.metadata.generation;
+    match verdict {
         Verdict::Ready => ready(observed, status, now),
         Verdict::Failed { reason, message, seen } => {
             status::copy(&mut status, &seen, generation, now);
@@ -356,48 +509,197 @@ fn rollout(
             status::copy(&mut status, &seen, generation, now);
             error(status, "Failing", &message, generation, now)
         }
-        Verdict::Progressing(seen) => progressing(status, &seen, now, settings, generation, done),
-    };
-    if !observed.going.is_empty() {
-        decision.again = Some(decision.again.unwrap_or(Duration::from_secs(2)).min(Duration::from_secs(2)));
+        // Its pods may restart, or Flux puts back drift: the health of the pods says that.
+        Verdict::Progressing(_) => Decision { status, ..Decision::default() },
     }
-    decision.after.splice(0..0, after);
-    decision.notes.extend(notes);
-    decision
+}
+
+/// Goes through the steps until one has to be waited for.
+fn work(
+    observed: &Observed<'_>,
+    driver: &Driver,
+    wanted: &Wanted,
+    mut status: StyrminDeploymentStatus,
+    verdict: &Verdict,
+    now: Timestamp,
+    settings: &Settings,
+) -> Decision {
+    let spec = &observed.object.spec;
+    let generation = observed.object.metadata.generation;
+    let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec);
+    // Recorded already: only the status was not written any more.
+    let recorded = observed.applied == Some(spec);
+    loop {
+        let current = match steps::current(&status, &plan, observed.base()) {
+            _ if recorded => None,
+            Ok(current) => current,
+            // The plan is another one than when the steps were noted.
+            Err(_) => return begin(observed, status, now),
+        };
+        let Some(current) = current else {
+            return match judge_release(observed, status, verdict, None, now, settings) {
+                Ok(status) => ready(observed, status, now),
+                Err(decision) => *decision,
+            };
+        };
+        let failed = status.phase.as_deref() == Some(phase::FAILED);
+        if failed && matches!(current.kind, StepKind::Hook { .. }) && steps::has_failed(&status, current.index) {
+            // Only another change gets another attempt.
+            return Decision { status, ..Decision::default() };
+        }
+        match &current.kind {
+            StepKind::Prerequisites => steps::succeed(&mut status, current.index, now),
+            StepKind::Hook { run, .. } => {
+                enter(&mut status, &current.kind);
+                match hook::step(observed, &mut status, &current, driver, Some(verdict), now) {
+                    Progress::Done => {}
+                    Progress::Stay(stay) => {
+                        return Decision { status, after: stay.after, again: stay.again, ..Decision::default() };
+                    }
+                    Progress::Failed(why) => {
+                        status.finished_jobs.extend(run.clone());
+                        // What runs goes on running.
+                        status.stopped_components.clear();
+                        steps::fail(&mut status, current.index, &why, now);
+                        return fail(status, "HookFailed", &why, generation, now);
+                    }
+                }
+                if let Some(run) = run.as_ref().filter(|run| last_of_run(&status, &plan, current.index, run)) {
+                    status.finished_jobs.push(run.clone());
+                }
+            }
+            StepKind::HelmRelease => {
+                if !failed {
+                    enter(&mut status, &current.kind);
+                }
+                if status.rollout_started_at.is_none() {
+                    steps::run(&mut status, current.index, now);
+                    status.message = None;
+                    status.rollout_started_at = Some(now.to_string());
+                }
+                if wanted.held {
+                    // Observed before the steps that come first had ended.
+                    return Decision { status, again: AT_ONCE, ..Decision::default() };
+                }
+                status = match judge_release(observed, status, verdict, Some(current.index), now, settings) {
+                    Ok(status) => status,
+                    Err(decision) => return *decision,
+                };
+                steps::succeed(&mut status, current.index, now);
+                status.phase = Some(phase::RELEASE.into());
+            }
+            StepKind::Services => {
+                enter(&mut status, &current.kind);
+                steps::run(&mut status, current.index, now);
+                let Some(network) = observed.network else {
+                    return Decision { status, again: AT_ONCE, ..Decision::default() };
+                };
+                status.endpoints.clone_from(&network.endpoints);
+                status.chart_services.clone_from(&network.chart_services);
+                let open = observed.differing.len() + observed.additions.len() + observed.unwanted.len();
+                if open > 0 {
+                    return Decision { status, again: SOON, ..Decision::default() };
+                }
+                steps::succeed(&mut status, current.index, now);
+            }
+            StepKind::Ready => {
+                enter(&mut status, &current.kind);
+                steps::run(&mut status, current.index, now);
+                if !status.stopped_components.is_empty() {
+                    // A rollout never ends with components that only an action wanted stopped.
+                    status.stopped_components.clear();
+                    return Decision { status, again: AT_ONCE, ..Decision::default() };
+                }
+                return match judge_release(observed, status, verdict, Some(current.index), now, settings) {
+                    Ok(status) => ready(observed, status, now),
+                    Err(decision) => *decision,
+                };
+            }
+            StepKind::Teardown => steps::succeed(&mut status, current.index, now),
+        }
+    }
+}
+
+/// The rollout comes to a step.
+fn enter(status: &mut StyrminDeploymentStatus, kind: &StepKind) {
+    status.phase = Some(steps::phase_of(kind).into());
+    if status.display_state.as_deref() != Some(status::ERROR) {
+        status.display_state = Some(status::DEPLOYING.into());
+    }
+}
+
+/// Whether no later step belongs to a requested run.
+fn last_of_run(status: &StyrminDeploymentStatus, plan: &plan::Plan, index: usize, run: &str) -> bool {
+    let of_run = |step: &plan::PlanStep| matches!(&step.kind, StepKind::Hook { run: Some(known), .. } if known == run);
+    let names: Vec<&str> = plan.steps.iter().filter(|step| of_run(step)).map(|step| step.name.as_str()).collect();
+    !status.steps.iter().skip(index + 1).any(|step| step.key.is_some() && names.contains(&step.name.as_str()))
+}
+
+/// What the release says. `Ok`: it is ready; `Err`: the decision that follows from what it says instead.
+fn judge_release(
+    observed: &Observed<'_>,
+    mut status: StyrminDeploymentStatus,
+    verdict: &Verdict,
+    index: Option<usize>,
+    now: Timestamp,
+    settings: &Settings,
+) -> Result<StyrminDeploymentStatus, Box<Decision>> {
+    let generation = observed.object.metadata.generation;
+    let decision = match verdict {
+        // The event that told of the failure is kept for an hour; the conclusion stays.
+        Verdict::Ready if observed.failure.is_none() && concluded(&status, observed.release) => {
+            Decision { status, ..Decision::default() }
+        }
+        Verdict::Ready => {
+            let message = "Flux reports the release ready";
+            status::set(&mut status, "HelmReleaseReady", "True", "FluxReady", message, generation, now);
+            status.conditions.retain(|condition| condition.r#type != "HelmReleaseRemediated");
+            return Ok(status);
+        }
+        Verdict::Failed { reason, message, seen } => {
+            status::copy(&mut status, seen, generation, now);
+            fail(status, reason, message, generation, now)
+        }
+        Verdict::Error { message, seen } => {
+            status::copy(&mut status, seen, generation, now);
+            error(status, "Failing", message, generation, now)
+        }
+        Verdict::Progressing(seen) => progressing(status, seen, index, now, settings, generation),
+    };
+    Err(Box::new(decision))
 }
 
 /// The rollout failed because Flux never applied the change, and nothing was deployed since.
 fn concluded(status: &StyrminDeploymentStatus, release: Option<&Value>) -> bool {
-    let failed = |condition: &&Condition| {
-        condition.r#type == "Ready" && matches!(condition.reason.as_str(), "InstallFailed" | "UpgradeFailed")
+    let failed = |condition: &&styrmin_renderer::spec::Condition| {
+        let flux = ["InstallFailed", "UpgradeFailed", styrmin_renderer::post_render::CONTAINER_NOT_FOUND];
+        condition.r#type == "Ready" && flux.contains(&condition.reason.as_str())
     };
     let since = status.conditions.iter().find(failed).and_then(|condition| condition.last_transition_time.parse().ok());
     status.phase.as_deref() == Some(phase::FAILED)
         && since.zip(release).is_some_and(|(since, release)| release::deployed_before(release, since))
 }
 
-/// Flux works. A release that was ready stays so for people: its pods may restart, or Flux puts back
-/// drift; the health of the pods says that.
+/// Flux works.
 fn progressing(
     mut status: StyrminDeploymentStatus,
     seen: &Seen,
+    index: Option<usize>,
     now: Timestamp,
     settings: &Settings,
     generation: Option<i64>,
-    done: bool,
 ) -> Decision {
-    if done {
-        return Decision { status, ..Decision::default() };
-    }
     status::copy(&mut status, seen, generation, now);
     if status.phase.as_deref() == Some(phase::FAILED) {
         return Decision { status, ..Decision::default() };
     }
     let why = seen.ready.as_ref().filter(|ready| ready.status == "False").map(|ready| ready.message.clone());
     status.message.clone_from(&why);
-    status::run(&mut status, &StepKind::HelmRelease, now);
-    if let Some(why) = &why {
-        status::explain(&mut status, &StepKind::HelmRelease, why);
+    if let Some(index) = index {
+        steps::run(&mut status, index, now);
+        if let Some(why) = &why {
+            steps::explain(&mut status, index, why);
+        }
     }
     if status.display_state.as_deref() != Some(status::ERROR) {
         status.display_state = Some(status::DEPLOYING.into());
@@ -438,18 +740,11 @@ fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     let generation = observed.object.metadata.generation;
     let spec = &observed.object.spec;
     let was = status.phase.clone();
-    status::set(
-        &mut status,
-        "HelmReleaseReady",
-        "True",
-        "FluxReady",
-        "Flux reports the release ready",
-        generation,
-        now,
-    );
+    let message = "Flux reports the release ready";
+    status::set(&mut status, "HelmReleaseReady", "True", "FluxReady", message, generation, now);
     status.conditions.retain(|condition| condition.r#type != "HelmReleaseRemediated");
     status::set(&mut status, "Ready", "True", "Ready", "The deployment is ready", generation, now);
-    status::finish_all(&mut status, now);
+    steps::succeed_all(&mut status, now);
     status.phase = Some(phase::READY.into());
     let stopped = spec.lifecycle == Lifecycle::Stopped;
     status.display_state = Some(if stopped { status::STOPPED } else { status::RUNNING }.into());
@@ -466,7 +761,7 @@ fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     Decision { before, status, after, notes, ..Decision::default() }
 }
 
-fn fail(
+pub(super) fn fail(
     mut status: StyrminDeploymentStatus,
     reason: &str,
     message: &str,
@@ -482,7 +777,7 @@ fn fail(
     decision
 }
 
-fn error(
+pub(super) fn error(
     mut status: StyrminDeploymentStatus,
     reason: &str,
     message: &str,
@@ -492,75 +787,15 @@ fn error(
     status.display_state = Some(status::ERROR.into());
     status.message = Some(message.to_owned());
     status::set(&mut status, "Ready", "False", reason, message, generation, now);
-    status::fail_first(&mut status, message, now);
+    steps::fail_first(&mut status, message, now);
     Decision { status, ..Decision::default() }
 }
 
-/// The object is going, or says that it should. The application goes only with a reason.
-fn teardown(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
-    let metadata = &observed.object.metadata;
-    let generation = metadata.generation;
-    let going = metadata.deletion_timestamp.is_some();
-    let held = metadata.finalizers.iter().flatten().any(|name| name == super::FINALIZER);
-    if going && !held {
-        // Somebody else's finalizer holds it; ours has done its work, or never came to it.
-        return Decision { status, ..Decision::default() };
-    }
-    if going && observed.restored && status.phase.as_deref() != Some(phase::DELETED) && !begun(&status) {
-        let notes = vec![note("Restored", "The file is in Git again; the application was not touched".into())];
-        let after = vec![Action::RemoveFinalizer, Action::ReapplyFolder];
-        return Decision { status, after, notes, ..Decision::default() };
-    }
-    let Some(reason) = observed.confirmed.map(str::to_owned).or_else(|| begun(&status).then(String::new)) else {
-        let message = "The file left Git, and nobody asked for a deletion: the application keeps running until the \
-                       deletion is confirmed or the file is put back";
-        let news = !has(&status, "NotConfirmed");
-        status.phase = Some(phase::DELETING.into());
-        status.message = Some(message.into());
-        status::set(&mut status, "Ready", "Unknown", "NotConfirmed", message, generation, now);
-        let notes = if news { vec![warning("NotConfirmed", message.to_owned())] } else { Vec::new() };
-        return Decision { status, notes, ..Decision::default() };
-    };
-    let mut notes = Vec::new();
-    if !begun(&status) {
-        // Noted before anything is removed: a teardown that has begun goes on, whatever is said later.
-        status.phase = Some(phase::DELETING.into());
-        status.display_state = Some(status::DELETING.into());
-        status.message = Some(format!("Removing the application: {reason}"));
-        status::set(&mut status, "Ready", "False", "Deleting", &reason, generation, now);
-        status.steps = status::teardown_steps(now);
-        notes.push(note("TeardownStarted", reason));
-        return Decision { status, notes, again: AT_ONCE, ..Decision::default() };
-    }
-    if let Some(next) = observed.leftovers.first() {
-        let message = format!("Waiting for {} to go", next.name);
-        status.message = Some(message.clone());
-        status::explain(&mut status, &StepKind::Teardown, &message);
-        let after = if next.going { Vec::new() } else { vec![Action::Delete(next.object.clone())] };
-        return Decision { status, after, again: Some(Duration::from_secs(2)), ..Decision::default() };
-    }
-    status.phase = Some(phase::DELETED.into());
-    status.display_state = Some(status::DELETED.into());
-    status.message = None;
-    status::finish_all(&mut status, now);
-    let after = if going { vec![Action::RemoveFinalizer] } else { Vec::new() };
-    Decision { status, after, notes, ..Decision::default() }
-}
-
-fn has(status: &StyrminDeploymentStatus, reason: &str) -> bool {
-    status.conditions.iter().any(|condition: &Condition| condition.r#type == "Ready" && condition.reason == reason)
-}
-
-/// A teardown has begun.
-fn begun(status: &StyrminDeploymentStatus) -> bool {
-    has(status, "Deleting")
-}
-
-fn note(reason: &str, message: String) -> Note {
+pub(super) fn note(reason: &str, message: String) -> Note {
     Note { warning: false, reason: reason.into(), message }
 }
 
-fn warning(reason: &str, message: String) -> Note {
+pub(super) fn warning(reason: &str, message: String) -> Note {
     Note { warning: true, ..note(reason, message) }
 }
 

@@ -6,9 +6,14 @@
 
 mod apply;
 pub mod decide;
+mod drivers;
+mod execute;
+pub mod hook;
 mod observe;
 pub mod release;
 pub mod status;
+pub mod steps;
+mod teardown;
 
 use crate::clock;
 use crate::server::Server;
@@ -30,6 +35,10 @@ use tracing::{debug, warn};
 pub const FINALIZER: &str = "styrmin.io/finalizer";
 /// A person's confirmation that an object may take its application with it; its value is the UID.
 pub const CONFIRM_DELETE: &str = "styrmin.io/confirm-delete";
+/// A person's word that a confirmed teardown shall not run the driver's actions; its value is the UID.
+pub const FORCE_DELETE: &str = "styrmin.io/force-delete";
+/// The object may go and its application stays.
+pub const SKIP_TEARDOWN: &str = "styrmin.io/skip-teardown";
 
 /// How many deployments are worked on at a time.
 const CONCURRENCY: u16 = 16;
@@ -47,6 +56,8 @@ pub(crate) struct Context {
     retry_delay: Duration,
     /// Kept, so that the same event again is counted and not written anew.
     recorder: Recorder,
+    executions: execute::Executions,
+    drivers: drivers::Drivers,
 }
 
 /// Why a pass failed.
@@ -85,6 +96,8 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         client,
+        executions: execute::Executions::default(),
+        drivers: drivers::Drivers::default(),
         watch: Arc::clone(&watch),
         server,
         settings: settings.decisions(),
@@ -125,6 +138,12 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = ObjectRef<StyrminDeployment
                     let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
                     object.metadata.deletion_timestamp.is_some() || phase == Some(decide::phase::PREREQUISITES)
                 })
+                .iter()
+                .map(|object| ObjectRef::from_obj(object.as_ref()))
+                .collect(),
+            Ok(Changed::Environment(namespace)) => watch
+                .deployments
+                .state_filter(|object| object.metadata.namespace.as_deref() == Some(&namespace))
                 .iter()
                 .map(|object| ObjectRef::from_obj(object.as_ref()))
                 .collect(),

@@ -6,6 +6,7 @@
 
 use jiff::Timestamp;
 use serde_json::Value;
+use styrmin_renderer::post_render::CONTAINER_NOT_FOUND;
 
 /// Where a rollout stands, as Flux sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +58,7 @@ pub struct Copied {
 /// The newest event of a HelmRelease that reports a failed install or upgrade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailureEvent {
-    /// InstallFailed or UpgradeFailed.
+    /// InstallFailed or UpgradeFailed; whoever gathers it may know a better one.
     pub reason: String,
     /// Flux's message; what it appends of Helm's log is cut off.
     pub message: String,
@@ -106,7 +107,11 @@ pub fn judge(release: &Value, failure: Option<&FailureEvent>, retries: u32) -> V
                 );
             }
             if let Some(event) = failure.filter(|event| release.older_than(event.at)) {
-                let message = format!("FluxCD reported the release in sync after the change failed: {}", event.message);
+                let message = if event.reason == CONTAINER_NOT_FOUND {
+                    event.message.clone()
+                } else {
+                    format!("FluxCD reported the release in sync after the change failed: {}", event.message)
+                };
                 return failed(&event.reason, message);
             }
         }

@@ -1,12 +1,9 @@
-//! Changes of a StyrminDeployment's status. Pure; a condition or step is changed only when its content
-//! does, so an unchanged status is never written.
+//! Conditions of a StyrminDeployment. Pure; one is changed only when its content does, so an unchanged
+//! status is never written.
 
-use super::decide::{Observed, phase};
 use super::release::{Copied, Seen};
 use jiff::Timestamp;
-use styrmin_renderer::driver::Driver;
-use styrmin_renderer::plan::{self, Plan, StepKind};
-use styrmin_renderer::spec::{Condition, StepStatus, StyrminDeploymentStatus};
+use styrmin_renderer::spec::{Condition, StyrminDeploymentStatus};
 
 /// A rollout is under way.
 pub const DEPLOYING: &str = "Deploying";
@@ -21,15 +18,12 @@ pub const DELETING: &str = "Deleting";
 /// It is gone.
 pub const DELETED: &str = "Deleted";
 
-const PENDING: &str = "Pending";
-const RUNS: &str = "Running";
-const SUCCEEDED: &str = "Succeeded";
-const FAILED: &str = "Failed";
-
 /// Most bytes of a message: the status has to stay small.
 const MESSAGE_MAX: usize = 2048;
 
-fn bounded(message: &str) -> String {
+/// A message that is not too long.
+#[must_use]
+pub fn bounded(message: &str) -> String {
     if message.len() <= MESSAGE_MAX {
         return message.to_owned();
     }
@@ -137,106 +131,20 @@ pub fn drifted(status: &mut StyrminDeploymentStatus, found: &Copied, generation:
     !known
 }
 
-/// The steps of a plan, the first begun.
-#[must_use]
-pub fn steps(plan: &Plan, now: Timestamp) -> Vec<StepStatus> {
-    let begin = |(index, step): (usize, &plan::PlanStep)| StepStatus {
-        name: step.name.clone(),
-        state: if index == 0 { RUNS } else { PENDING }.into(),
-        attempt: 1,
-        started_at: (index == 0).then(|| now.to_string()),
-        ended_at: None,
-        message: None,
-    };
-    plan.steps.iter().enumerate().map(begin).collect()
-}
-
-/// What is known of the steps while the driver, which decides them, is not there.
-#[must_use]
-pub fn waiting_steps(now: Timestamp) -> Vec<StepStatus> {
-    vec![StepStatus { name: plan::PREREQUISITES.into(), ..teardown_steps(now).remove(0) }]
-}
-
-/// The steps of a teardown.
-#[must_use]
-pub fn teardown_steps(now: Timestamp) -> Vec<StepStatus> {
-    vec![StepStatus {
-        name: plan::TEARDOWN.into(),
-        state: RUNS.into(),
-        attempt: 1,
-        started_at: Some(now.to_string()),
-        ended_at: None,
-        message: None,
-    }]
-}
-
-fn find<'a>(status: &'a mut StyrminDeploymentStatus, kind: &StepKind) -> Option<&'a mut StepStatus> {
-    let name = plan::step_name(kind)?;
-    status.steps.iter_mut().find(|step| step.name == name)
-}
-
-/// A step runs, unless it has begun before.
-pub fn run(status: &mut StyrminDeploymentStatus, kind: &StepKind, now: Timestamp) {
-    if let Some(step) = find(status, kind).filter(|step| step.state == PENDING) {
-        step.state = RUNS.into();
-        step.started_at = Some(now.to_string());
+/// Notes the aliases that the chart's own Services kept away; `true` when that is news.
+pub fn collisions(
+    status: &mut StyrminDeploymentStatus,
+    found: &[String],
+    generation: Option<i64>,
+    now: Timestamp,
+) -> bool {
+    const KIND: &str = "AliasCollision";
+    if found.is_empty() {
+        status.conditions.retain(|condition| condition.r#type != KIND);
+        return false;
     }
-}
-
-/// A step ended well.
-pub fn finish(status: &mut StyrminDeploymentStatus, kind: &StepKind, now: Timestamp) {
-    if let Some(step) = find(status, kind) {
-        succeed(step, now);
-    }
-}
-
-/// Every step ended well.
-pub fn finish_all(status: &mut StyrminDeploymentStatus, now: Timestamp) {
-    for step in &mut status.steps {
-        succeed(step, now);
-    }
-}
-
-fn succeed(step: &mut StepStatus, now: Timestamp) {
-    if step.state != SUCCEEDED {
-        step.started_at.get_or_insert_with(|| now.to_string());
-        step.state = SUCCEEDED.into();
-        step.ended_at = Some(now.to_string());
-        step.message = None;
-    }
-}
-
-/// Says why a running step waits.
-pub fn explain(status: &mut StyrminDeploymentStatus, kind: &StepKind, why: &str) {
-    if let Some(step) = find(status, kind).filter(|step| step.state == RUNS) {
-        step.message = Some(bounded(why));
-    }
-}
-
-/// The first step that has not ended well failed.
-pub fn fail_first(status: &mut StyrminDeploymentStatus, why: &str, now: Timestamp) {
-    let Some(step) = status.steps.iter_mut().find(|step| step.state != SUCCEEDED) else { return };
-    step.message = Some(bounded(why));
-    if step.state != FAILED {
-        step.started_at.get_or_insert_with(|| now.to_string());
-        step.state = FAILED.into();
-        step.ended_at = Some(now.to_string());
-    }
-}
-
-/// Names the first action of the driver that this rollout would have to run.
-#[must_use]
-pub fn unfinished_hook(status: &StyrminDeploymentStatus, driver: &Driver, observed: &Observed<'_>) -> Option<String> {
-    if status.phase.as_deref() == Some(phase::READY) {
-        return None;
-    }
-    let plan = plan::plan(observed.applied, Some(&observed.object.spec), &driver.file.spec);
-    plan.steps.iter().find_map(|step| match &step.kind {
-        StepKind::Hook { action, .. } => Some(format!(
-            "Driver {} asks to run action {action}, which this agent cannot do yet: use a driver version without \
-             actions for this change, or a newer agent",
-            driver.name()
-        )),
-        _ => None,
-    })
+    let message = found.join("; ");
+    let known = status.conditions.iter().any(|known| known.r#type == KIND && known.message == bounded(&message));
+    set(status, KIND, "True", "NameTaken", &message, generation, now);
+    !known
 }

@@ -1,0 +1,117 @@
+//! Commands in containers, for the steps of actions. Each runs beside the passes, within its own limit; how
+//! it ended is kept here until the step that asked for it has it in the status.
+
+use super::hook::{Execution, HookState};
+use super::{Context, OperatorError};
+use crate::watch::Changed;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, AttachParams};
+use kube::runtime::reflector::ObjectRef;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use styrmin_renderer::spec::StyrminDeployment;
+use tokio::io::AsyncReadExt as _;
+use tracing::info;
+
+/// Most bytes of a command's output that are kept, from its end.
+const OUTPUT_MAX: usize = 2048;
+/// Most bytes that are read at a time.
+const CHUNK: usize = 8192;
+/// Most results that are kept; the oldest steps have long been noted.
+const KEPT: usize = 4096;
+
+/// Key of a step and its attempt.
+type Which = (String, u32);
+
+/// What runs and what has ended.
+#[derive(Debug, Default)]
+pub(crate) struct Executions {
+    known: Mutex<HashMap<Which, HookState>>,
+}
+
+impl Executions {
+    /// How far a command is; `None`: this process never began it.
+    pub(super) fn get(&self, key: &str, attempt: u32) -> Option<HookState> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&(key.to_owned(), attempt)).cloned()
+    }
+
+    fn put(&self, key: &str, attempt: u32, state: HookState) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= KEPT {
+            known.retain(|_, state| *state == HookState::Running);
+        }
+        known.insert((key.to_owned(), attempt), state);
+    }
+}
+
+/// Begins a command. `secrets` are texts that may not be seen in what it says.
+pub(super) fn begin(
+    context: &Arc<Context>,
+    execution: &Execution,
+    of: ObjectRef<StyrminDeployment>,
+    secrets: Vec<String>,
+) {
+    let Execution { key, attempt, namespace, pod, .. } = execution;
+    if context.executions.get(key, *attempt).is_some() {
+        return;
+    }
+    info!(namespace, pod, key, attempt, "running a command");
+    context.executions.put(key, *attempt, HookState::Running);
+    let (context, execution) = (Arc::clone(context), execution.clone());
+    tokio::spawn(async move {
+        let limit = Duration::from_secs(execution.timeout_seconds.into());
+        let state = match tokio::time::timeout(limit, run(&context, &execution)).await {
+            Ok(Ok(())) => HookState::Succeeded,
+            Ok(Err(why)) => HookState::Failed(super::observe::masked_by(&why, &secrets)),
+            Err(_) => HookState::Failed(format!(
+                "the command in container {} of pod {} did not end within {} s",
+                execution.container, execution.pod, execution.timeout_seconds
+            )),
+        };
+        context.executions.put(&execution.key, execution.attempt, state);
+        context.watch.tell(Changed::Deployment(of));
+    });
+}
+
+async fn run(context: &Context, execution: &Execution) -> Result<(), String> {
+    let Execution { namespace, pod, container, command, .. } = execution;
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    let parameters = AttachParams::default().container(container).stdin(false).stdout(true).stderr(true);
+    let what = format!("running a command in container {container} of pod {namespace}/{pod}");
+    let mut process = api
+        .exec(pod, command.iter().map(String::as_str), &parameters)
+        .await
+        .map_err(|error| OperatorError::of(what.clone())(error).to_string())?;
+    let (stdout, stderr, status) = (process.stdout(), process.stderr(), process.take_status());
+    let both = async { tokio::join!(tail(stdout), tail(stderr)) };
+    let ended = async {
+        match status {
+            Some(status) => status.await,
+            None => None,
+        }
+    };
+    let ((stdout, stderr), status) = tokio::join!(both, ended);
+    let failed = match status {
+        Some(status) if status.status.as_deref() == Some("Success") => return Ok(()),
+        Some(status) => status.message.unwrap_or_default(),
+        None => "the connection ended before the command did".to_owned(),
+    };
+    let output = if stderr.trim().is_empty() { stdout } else { stderr };
+    let output = output.trim();
+    let said = if output.is_empty() { String::new() } else { format!("\n{output}") };
+    Err(format!("the command in container {container} of pod {pod} failed: {failed}{said}"))
+}
+
+/// The end of what a stream says.
+async fn tail(stream: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
+    let Some(mut stream) = stream else { return String::new() };
+    let (mut kept, mut chunk) = (Vec::new(), vec![0; CHUNK]);
+    while let Ok(read @ 1..) = stream.read(&mut chunk).await {
+        kept.extend_from_slice(&chunk[..read]);
+        let surplus = kept.len().saturating_sub(OUTPUT_MAX);
+        kept.drain(..surplus);
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}

@@ -1,0 +1,188 @@
+//! How far the step of a driver's action is that comes next or runs. Reads only.
+
+use super::super::hook::{Execution, HookSeen, HookState};
+use super::super::steps::{self, Base};
+use super::super::{Context, OperatorError, Result};
+use super::{Secrets, masked};
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, LogParams};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use styrmin_renderer::driver::Driver;
+use styrmin_renderer::driver::format::{Execute, RunJob, Step};
+use styrmin_renderer::hooks;
+use styrmin_renderer::names::EnvironmentId;
+use styrmin_renderer::plan::{Plan, StepKind};
+use styrmin_renderer::spec::{StyrminDeployment, StyrminDeploymentStatus};
+
+/// How much of a failed Job's log is told.
+const LOG: LogParams = LogParams {
+    container: None,
+    follow: false,
+    limit_bytes: Some(16 << 10),
+    pretty: false,
+    previous: false,
+    since_seconds: None,
+    since_time: None,
+    tail_lines: Some(10),
+    timestamps: false,
+};
+/// Most bytes of it in a message.
+const LOG_MAX: usize = 1024;
+
+/// Where a step is looked for.
+pub(super) struct Place<'a> {
+    pub(super) context: &'a Context,
+    pub(super) object: &'a StyrminDeployment,
+    pub(super) environment: &'a EnvironmentId,
+    pub(super) driver: &'a Driver,
+    pub(super) secrets: &'a Secrets,
+}
+
+/// The step that runs, whatever change it belongs to, when something is known of it.
+pub(super) async fn running(
+    context: &Context,
+    object: &StyrminDeployment,
+    secrets: &Secrets,
+) -> Result<Option<HookSeen>> {
+    let default = StyrminDeploymentStatus::default();
+    let status = object.status.as_ref().unwrap_or(&default);
+    let Some((_, key, attempt)) = steps::running_hook(status) else { return Ok(None) };
+    let state = known(context, object, secrets, (key, attempt)).await?;
+    Ok(state.map(|state| HookSeen { key: key.into(), attempt, state }))
+}
+
+/// The step of `plan` that comes next.
+pub(super) async fn next(place: &Place<'_>, plan: &Plan, base: Base<'_>) -> Result<Option<HookSeen>> {
+    let default = StyrminDeploymentStatus::default();
+    let status = place.object.status.as_ref().unwrap_or(&default);
+    let Ok(Some(current)) = steps::current(status, plan, base) else { return Ok(None) };
+    let step = &status.steps[current.index];
+    let Some(key) = step.key.clone() else { return Ok(None) };
+    let attempt = step.attempt;
+    let state = match known(place.context, place.object, place.secrets, (&key, attempt)).await? {
+        Some(state) => state,
+        None => beginning(place, &current.kind, (&key, attempt)).await?,
+    };
+    Ok(Some(HookSeen { key, attempt, state }))
+}
+
+/// What a command or a Job says of itself.
+async fn known(
+    context: &Context,
+    object: &StyrminDeployment,
+    secrets: &Secrets,
+    (key, attempt): (&str, u32),
+) -> Result<Option<HookState>> {
+    if let Some(state) = context.executions.get(key, attempt) {
+        return Ok(Some(state));
+    }
+    let namespace = object.spec.deployment_id.object_name();
+    let name = hooks::job_name(key, attempt);
+    let api: Api<Job> = Api::namespaced(context.client.clone(), &namespace);
+    let found = api.get_opt(&name).await.map_err(OperatorError::of(format!("reading Job {namespace}/{name}")))?;
+    let Some(job) = found else { return Ok(None) };
+    let conditions = job.status.and_then(|status| status.conditions).unwrap_or_default();
+    let is = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True");
+    if is("Complete").is_some() {
+        return Ok(Some(HookState::Succeeded));
+    }
+    let Some(failed) = is("Failed") else { return Ok(Some(HookState::Running)) };
+    let why = failed.message.as_deref().or(failed.reason.as_deref()).unwrap_or("it failed");
+    let log = log(context, &namespace, &name).await.map_or_else(String::new, |log| format!("\n{log}"));
+    Ok(Some(HookState::Failed(masked(&format!("Job {namespace}/{name} failed: {why}{log}"), secrets))))
+}
+
+/// The last lines that a Job wrote, when they can be read: what it ran on may be gone already.
+async fn log(context: &Context, namespace: &str, job: &str) -> Option<String> {
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    let of_job = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={job}"));
+    let mut pods = api.list_metadata(&of_job).await.ok()?.items;
+    pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
+    let log = api.logs(&pods.last()?.name_any(), &LOG).await.ok()?;
+    let log = log.trim();
+    let mut start = log.len().saturating_sub(LOG_MAX);
+    while !log.is_char_boundary(start) {
+        start += 1;
+    }
+    (!log.is_empty()).then(|| log[start..].to_owned())
+}
+
+/// What would begin a step.
+async fn beginning(place: &Place<'_>, kind: &StepKind, which: (&str, u32)) -> Result<HookState> {
+    let Some((action, step)) = hooks::step(&place.driver.file.spec, kind) else { return Ok(HookState::Unknown) };
+    match step {
+        Step::RunJob(run) => {
+            let template = template(place, run).await?;
+            let spec = &place.object.spec;
+            let job = hooks::job(spec, place.environment, place.driver, action, run, which, template.as_ref());
+            Ok(job.map_or_else(HookState::Impossible, HookState::Job))
+        }
+        Step::Execute(execute) => Ok(command(place, execute)),
+        Step::StopComponents(_) | Step::StartComponents(_) | Step::Wait(_) => Ok(HookState::Unknown),
+    }
+}
+
+/// The pod template of a component's workload, when the chart is installed.
+async fn template(place: &Place<'_>, run: &RunJob) -> Result<Option<Value>> {
+    let Some(component) = place.driver.file.spec.components.get(&run.component) else { return Ok(None) };
+    let namespace = place.object.spec.deployment_id.object_name();
+    let what = || OperatorError::of(format!("looking for the pods' template of component {}", run.component));
+    let client = || place.context.client.clone();
+    let is = |labels: Option<&BTreeMap<String, String>>| {
+        component.identifier.label.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
+    };
+    let all = ListParams::default();
+    let deployments = Api::<Deployment>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
+    let deployments = deployments.items.into_iter().filter_map(|one| Some(one.spec?.template));
+    let sets = Api::<StatefulSet>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
+    let sets = sets.items.into_iter().filter_map(|one| Some(one.spec?.template));
+    let found =
+        deployments.chain(sets).find(|template| is(template.metadata.as_ref().and_then(|one| one.labels.as_ref())));
+    Ok(found.and_then(|template| serde_json::to_value(template).ok()))
+}
+
+/// A command in a ready pod of a component.
+fn command(place: &Place<'_>, execute: &Execute) -> HookState {
+    let name = &execute.component;
+    let Some(component) = place.driver.file.spec.components.get(name) else {
+        return HookState::Impossible(format!("the driver has no component {name}"));
+    };
+    let Some(container) = execute.container.as_ref().or(component.containers.first()) else {
+        return HookState::Impossible(format!("component {name} names no container to run the command in"));
+    };
+    let namespace = place.object.spec.deployment_id.object_name();
+    let is = |pod: &Pod| {
+        let labels = pod.metadata.labels.as_ref();
+        let of_component = component
+            .identifier
+            .label
+            .iter()
+            .all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value));
+        pod.metadata.namespace.as_deref() == Some(&namespace) && of_component && is_ready(pod)
+    };
+    let mut pods = place.context.watch.pods.state_filter(is);
+    pods.sort_by_key(|pod| pod.metadata.name.clone());
+    match pods.first() {
+        None => HookState::NotYet(format!("no pod of component {name} is ready")),
+        Some(pod) => HookState::Command(Execution {
+            key: String::new(),
+            attempt: 0,
+            namespace,
+            pod: pod.name_any(),
+            container: container.clone(),
+            command: execute.command.clone(),
+            timeout_seconds: execute.timeout_seconds,
+        }),
+    }
+}
+
+/// A pod is ready, and not on its way out.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}

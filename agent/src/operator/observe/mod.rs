@@ -1,0 +1,671 @@
+//! Gathers what a decision rests on. Reads only.
+//!
+//! [`network`] looks at policies, Services and aliases, [`actions`] at the step of a driver's action.
+
+mod actions;
+mod network;
+
+use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, phase};
+use super::drivers::Found;
+use super::hook::HookSeen;
+use super::release::FailureEvent;
+use super::steps::{self, Base};
+use super::{Context, OperatorError, Result, teardown};
+use crate::flux;
+use crate::watch::{self, Watch};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::{Event, Namespace, Secret, Service};
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource as _, ResourceExt as _};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use styrmin_renderer::context::SecretRef;
+use styrmin_renderer::driver::Driver;
+use styrmin_renderer::hooks::KEY_ANNOTATION;
+use styrmin_renderer::names::EnvironmentId;
+use styrmin_renderer::network::{ALIAS_LABEL, shape};
+use styrmin_renderer::objects::{self, CHART_SOURCE};
+use styrmin_renderer::spec::{
+    DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
+};
+use styrmin_renderer::{layout, plan, post_render};
+
+/// Annotation prefix of the fingerprints of a decrypted Secret.
+const FINGERPRINT_PREFIX: &str = "fingerprint.styrmin.io/";
+/// Keys in a ControllerRevision: the spec, and the runs of jobs that had ended.
+pub(super) const APPLIED_SPEC: &str = "spec";
+pub(super) const FINISHED_JOBS: &str = "finishedJobs";
+
+/// What was gathered, owned.
+pub(super) struct Gathered {
+    driver: Found,
+    waiting: Option<(&'static str, String)>,
+    copy: Option<String>,
+    wanted: std::result::Result<Wanted, String>,
+    differing: Vec<Value>,
+    additions: Vec<Value>,
+    going: Vec<String>,
+    unwanted: Vec<ObjectKey>,
+    in_the_way: Option<ObjectKey>,
+    collisions: Vec<String>,
+    network: Option<Network>,
+    release: Option<Value>,
+    failure: Option<FailureEvent>,
+    applied: Option<StyrminDeploymentSpec>,
+    finished_jobs: Vec<String>,
+    pub(super) revisions: Vec<ControllerRevision>,
+    hook: Option<HookSeen>,
+    internal_ready: bool,
+    confirmed: Option<String>,
+    restored: bool,
+    leftovers: Vec<Leftover>,
+    stale: Vec<ObjectKey>,
+    secrets: Secrets,
+}
+
+impl Gathered {
+    pub(super) fn view<'a>(&'a self, object: &'a StyrminDeployment) -> Observed<'a> {
+        Observed {
+            object,
+            driver: match &self.driver {
+                Ok(driver) => DriverSeen::Here(driver),
+                Err(None) => DriverSeen::Missing,
+                Err(Some(why)) => DriverSeen::Broken(why),
+            },
+            waiting: self.waiting.clone(),
+            copy: self.copy.clone(),
+            wanted: self.wanted.as_ref().map_err(String::as_str),
+            differing: &self.differing,
+            additions: &self.additions,
+            going: &self.going,
+            unwanted: &self.unwanted,
+            in_the_way: self.in_the_way.as_ref(),
+            collisions: &self.collisions,
+            network: self.network.as_ref(),
+            release: self.release.as_ref(),
+            failure: self.failure.as_ref(),
+            applied: self.applied.as_ref(),
+            revision: self.revision(),
+            finished_jobs: &self.finished_jobs,
+            hook: self.hook.as_ref(),
+            internal_ready: self.internal_ready,
+            confirmed: self.confirmed.as_deref(),
+            restored: self.restored,
+            leftovers: &self.leftovers,
+            stale: &self.stale,
+        }
+    }
+
+    /// Values that may not be seen in what a command says.
+    pub(super) fn secret_values(&self) -> Vec<String> {
+        self.secrets.values().cloned().collect()
+    }
+
+    fn revision(&self) -> Option<&str> {
+        self.revisions.last()?.metadata.name.as_deref()
+    }
+
+    /// Whether something is asked of the API server that `object` and the stores do not show.
+    async fn read_applied(&mut self, context: &Context, namespace: &str, spec: &StyrminDeploymentSpec) -> Result<()> {
+        self.revisions = revisions(context, namespace, spec).await?;
+        let data = self.revisions.last().and_then(|revision| revision.data.as_ref()).map(|data| &data.0);
+        let read = |key: &str| data.and_then(|data| data.get(key)).cloned();
+        self.applied = read(APPLIED_SPEC).and_then(|spec| serde_json::from_value(spec).ok());
+        self.finished_jobs =
+            read(FINISHED_JOBS).and_then(|finished| serde_json::from_value(finished).ok()).unwrap_or_default();
+        Ok(())
+    }
+}
+
+/// Gathers everything about one object.
+pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Result<Gathered> {
+    let watch = &context.watch;
+    let namespace = object.namespace().unwrap_or_default();
+    let spec = &object.spec;
+    let mut gathered = Gathered {
+        driver: context.drivers.get(watch, &spec.driver),
+        waiting: None,
+        copy: copy(object, watch),
+        wanted: Ok(Wanted::default()),
+        differing: Vec::new(),
+        additions: Vec::new(),
+        going: Vec::new(),
+        unwanted: Vec::new(),
+        in_the_way: None,
+        collisions: Vec::new(),
+        network: None,
+        release: None,
+        failure: None,
+        applied: None,
+        finished_jobs: Vec::new(),
+        revisions: Vec::new(),
+        hook: None,
+        internal_ready: is_internal(spec) && has_ready_pod(watch, spec),
+        confirmed: confirmed(object, context),
+        restored: false,
+        leftovers: Vec::new(),
+        stale: Vec::new(),
+        secrets: Secrets::new(),
+    };
+    if gathered.copy.is_some() {
+        return Ok(gathered);
+    }
+    let default = StyrminDeploymentStatus::default();
+    let status = object.status.as_ref().unwrap_or(&default);
+    let going = object.metadata.deletion_timestamp.is_some();
+    let settled =
+        status.phase.as_deref() == Some(phase::READY) && status.observed_generation == object.metadata.generation;
+    if going || !settled {
+        gathered.read_applied(context, &namespace, spec).await?;
+    }
+    let secrets = secrets(context, &namespace, spec).await?;
+    gathered.secrets = secrets.as_ref().cloned().unwrap_or_default();
+    let acted = status.spec_digest.as_deref() == Some(spec.digest().as_str()) && !teardown::begun(status);
+    if !acted || going {
+        gathered.hook = actions::running(context, object, &gathered.secrets).await?;
+    }
+    if going {
+        let again = flux::applies_again(&context.client, watch, &namespace, &object.name_any()).await;
+        gathered.restored = again.map_err(OperatorError::of("asking what Flux applies"))?;
+    }
+    // Judged and compared is one and the same HelmRelease: read twice, the first could be the old one
+    // that is ready and the second the new one that is as wanted.
+    let release = watch::named(&watch.releases, watch::helm_release(), &namespace, &object.name_any());
+    gathered.release = release.and_then(|found| serde_json::to_value(&*found).ok());
+    if going || spec.lifecycle == Lifecycle::Deleting {
+        return ending(object, status, gathered, context).await;
+    }
+    let Ok(driver) = gathered.driver.clone() else { return Ok(gathered) };
+    if let Err(missing) = secrets {
+        gathered.waiting = Some(("SecretsMissing", missing));
+        return Ok(gathered);
+    }
+    if driver.chart_folder().is_some() && flux::repository(watch).is_none() {
+        let message = "Waiting for GitRepository and Kustomization flux-system/styrmin: they name the chart's source";
+        gathered.waiting = Some(("SourceMissing", message.to_owned()));
+        return Ok(gathered);
+    }
+    let environment = match environment(&namespace) {
+        Ok(environment) => environment,
+        Err(why) => {
+            gathered.wanted = Err(why);
+            return Ok(gathered);
+        }
+    };
+    if needs_events(gathered.release.as_ref()) {
+        gathered.failure = newest_failure(context, &namespace, &object.name_any()).await?;
+    }
+    gathered.say_it_ours(spec, &driver);
+    if acted && !settled {
+        let plan = plan::plan(gathered.applied.as_ref(), Some(spec), &driver.file.spec);
+        let base = Base { revision: gathered.revision(), driver: &spec.driver.digest };
+        let secrets = &gathered.secrets;
+        let place = actions::Place { context, object, environment: &environment, driver: &driver, secrets };
+        gathered.hook = actions::next(&place, &plan, base).await?;
+    }
+    if acted {
+        gathered.network = network::look(context, object, &driver).await?;
+    }
+    let way = in_the_way(&gathered, watch, spec);
+    let network = network::wanted(context, object, &environment, &driver, gathered.network.as_ref(), way.as_deref());
+    gathered.in_the_way = way.map(|name| ObjectKey {
+        version: "v1".into(),
+        kind: "Service".into(),
+        namespace: spec.deployment_id.object_name(),
+        name,
+    });
+    gathered.unwanted = network.unwanted;
+    gathered.collisions = network.collisions;
+    let objects = wanted(object, &environment, &driver, (network.policies, network.services), &gathered, context);
+    gathered.wanted = objects;
+    if let Ok(wanted) = &gathered.wanted {
+        let seen = compare(watch, wanted, gathered.release.as_ref());
+        gathered.stale = stale(watch, &namespace, spec, status, wanted);
+        let copies = credentials(context, &namespace, wanted).await?;
+        gathered.differing = copies.into_iter().chain(seen.differing).collect();
+        (gathered.additions, gathered.going) = (seen.additions, seen.going);
+    }
+    Ok(gathered)
+}
+
+/// What the end of a deployment rests on.
+async fn ending(
+    object: &StyrminDeployment,
+    status: &StyrminDeploymentStatus,
+    mut gathered: Gathered,
+    context: &Context,
+) -> Result<Gathered> {
+    let namespace = object.namespace().unwrap_or_default();
+    let spec = &object.spec;
+    if gathered.revisions.is_empty() {
+        gathered.read_applied(context, &namespace, spec).await?;
+    }
+    gathered.leftovers = leftovers(context, &namespace, &object.name_any(), spec, &gathered.revisions).await?;
+    if !teardown::begun(status) || !teardown::before_removal(status) || gathered.applied.is_none() {
+        return Ok(gathered);
+    }
+    let (Ok(driver), Ok(environment)) = (gathered.driver.clone(), environment(&namespace)) else { return Ok(gathered) };
+    let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec);
+    let base = Base { revision: gathered.revision(), driver: &spec.driver.digest };
+    let secrets = &gathered.secrets;
+    let place = actions::Place { context, object, environment: &environment, driver: &driver, secrets };
+    gathered.hook = actions::next(&place, &plan, base).await?;
+    // An action may stop components: through the release, as it is.
+    let held = held_release(&gathered, context, status);
+    let wanted = Wanted { release: held, held: true, ..Wanted::default() };
+    gathered.differing = compare(&context.watch, &wanted, gathered.release.as_ref()).differing;
+    Ok(gathered)
+}
+
+/// A deployment of Styrmin's own: one ready pod is enough.
+fn is_internal(spec: &StyrminDeploymentSpec) -> bool {
+    spec.context["deployment"]["internal"] == true
+}
+
+fn has_ready_pod(watch: &Watch, spec: &StyrminDeploymentSpec) -> bool {
+    let namespace = spec.deployment_id.object_name();
+    let found = watch.pods.find(|pod| pod.metadata.namespace.as_deref() == Some(&namespace) && actions::is_ready(pod));
+    found.is_some()
+}
+
+fn environment(namespace: &str) -> std::result::Result<EnvironmentId, String> {
+    let id = namespace.strip_prefix("styrmin-env-").and_then(|id| id.parse().ok());
+    id.ok_or_else(|| format!("Namespace {namespace} is not the namespace of an environment (styrmin-env-<id>)"))
+}
+
+/// Names a Service of ours that Helm cannot make because it is there.
+fn in_the_way(gathered: &Gathered, watch: &Watch, spec: &StyrminDeploymentSpec) -> Option<String> {
+    let namespace = spec.deployment_id.object_name();
+    let of_release = gathered.release.as_ref().and_then(|release| release.pointer("/status/conditions"));
+    let conditions = of_release.and_then(Value::as_array).into_iter().flatten();
+    let messages = conditions.filter_map(|condition| condition["message"].as_str());
+    let messages = messages.chain(gathered.failure.as_ref().map(|failure| failure.message.as_str()));
+    let named = |message: &str| -> Option<String> {
+        let (before, _) =
+            message.split_once(&format!("\" in namespace \"{namespace}\" exists and cannot be imported"))?;
+        Some(before.rsplit_once("Service \"")?.1.to_owned())
+    };
+    messages.filter_map(named).find(|name| watch.services.get(&namespace, name).is_some_and(|kept| !kept.going))
+}
+
+impl Gathered {
+    /// Messages of Flux, without the values of secrets (Helm quotes values in some errors), and with the
+    /// name that people know for an override whose container is not there.
+    fn say_it_ours(&mut self, spec: &StyrminDeploymentSpec, driver: &Driver) {
+        let Self { release, failure, secrets, .. } = self;
+        if let Some(failure) = failure {
+            if let Some(message) = post_render::not_found(&failure.message, spec, driver) {
+                failure.reason = post_render::CONTAINER_NOT_FOUND.into();
+                failure.message = message;
+            }
+            failure.message = masked(&failure.message, secrets);
+        }
+        let conditions = release.as_mut().and_then(|release| release.pointer_mut("/status/conditions"));
+        for condition in conditions.and_then(Value::as_array_mut).into_iter().flatten() {
+            let message = condition["message"].as_str().unwrap_or_default();
+            let message = post_render::not_found(message, spec, driver).unwrap_or_else(|| masked(message, secrets));
+            condition["message"] = message.into();
+        }
+    }
+}
+
+/// A text without the values of secrets. Those of up to three characters stay: they are no secrets, and
+/// masking them would leave no text.
+fn masked(text: &str, secrets: &Secrets) -> String {
+    masked_by(text, secrets.values())
+}
+
+/// The same for values that are known one by one.
+pub(super) fn masked_by<'a>(text: &str, secrets: impl IntoIterator<Item = &'a String>) -> String {
+    let mut values: Vec<&String> = secrets.into_iter().filter(|value| value.len() > 3).collect();
+    values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+    values.into_iter().fold(text.to_owned(), |text, value| text.replace(value.as_str(), "***"))
+}
+
+/// Why an object is not the one that its application belongs to: a copy of it under another name or in
+/// another environment.
+fn copy(object: &StyrminDeployment, watch: &Watch) -> Option<String> {
+    let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
+    let expected = object.spec.deployment_id.object_name();
+    if name != expected {
+        return Some(format!(
+            "StyrminDeployment {namespace}/{name} names deployment {}, whose object is {expected}: it is a copy, and does nothing",
+            object.spec.deployment_id
+        ));
+    }
+    let application = watch.namespaces.get(&ObjectRef::new(&expected))?;
+    let environment = application.labels().get(ENVIRONMENT_LABEL)?;
+    let own = format!("styrmin-env-{environment}");
+    (own != namespace).then(|| format!("The application of StyrminDeployment {namespace}/{name} belongs to the one in {own}: this is a copy, and does nothing"))
+}
+
+fn confirmed(object: &StyrminDeployment, context: &Context) -> Option<String> {
+    // What a person says in an annotation, the decision itself reads and keeps.
+    let uid = object.metadata.uid.as_deref()?;
+    let answer = context.server.answer();
+    let meant = answer.confirmed_deletions.get(object.spec.deployment_id.as_str())?;
+    (meant == uid).then(|| "the deletion was requested".to_owned())
+}
+
+fn secret_refs(value: &Value, found: &mut Vec<SecretRef>) {
+    if let Some(reference) = SecretRef::read(value) {
+        found.push(reference);
+        return;
+    }
+    match value {
+        Value::Object(map) => map.values().for_each(|value| secret_refs(value, found)),
+        Value::Array(items) => items.iter().for_each(|value| secret_refs(value, found)),
+        _ => {}
+    }
+}
+
+type Secrets = BTreeMap<(String, String), String>;
+
+/// The values of all secrets that a spec names, or what is missing. The context names each by a
+/// fingerprint: an older Secret that is still there does not count.
+async fn secrets(
+    context: &Context,
+    namespace: &str,
+    spec: &StyrminDeploymentSpec,
+) -> Result<std::result::Result<Secrets, String>> {
+    let mut references = Vec::new();
+    secret_refs(&spec.context, &mut references);
+    let mut found = Secrets::new();
+    for reference in &references {
+        let known = context.watch.secrets.get(&ObjectRef::new(&reference.name).within(namespace));
+        let fingerprint = known
+            .as_ref()
+            .and_then(|known| known.annotations().get(&format!("{FINGERPRINT_PREFIX}{}", reference.key)).cloned());
+        if fingerprint.as_deref() != Some(reference.fingerprint.as_str()) {
+            let state = match (known, fingerprint) {
+                (None, _) => "is not there",
+                (Some(_), None) => "lacks it",
+                (Some(_), Some(_)) => "has an older one",
+            };
+            return Ok(Err(format!(
+                "Waiting for key {} of Secret {namespace}/{}, which {state}: Flux decrypts it from the repository",
+                reference.key, reference.name
+            )));
+        }
+    }
+    let names: std::collections::BTreeSet<&String> = references.iter().map(|reference| &reference.name).collect();
+    for name in names {
+        let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
+        let secret =
+            api.get_opt(name).await.map_err(OperatorError::of(format!("reading Secret {namespace}/{name}")))?;
+        let data = secret.and_then(|secret| secret.data).unwrap_or_default();
+        for (key, value) in data {
+            let Ok(text) = String::from_utf8(value.0) else {
+                return Ok(Err(format!("Key {key} of Secret {namespace}/{name} is no text")));
+            };
+            found.insert((name.clone(), key), text);
+        }
+    }
+    let missing = references.iter().find(|one| !found.contains_key(&(one.name.clone(), one.key.clone())));
+    Ok(match missing {
+        Some(one) => Err(format!("Waiting for key {} of Secret {namespace}/{}", one.key, one.name)),
+        None => Ok(found),
+    })
+}
+
+/// Everything that should be there.
+fn wanted(
+    object: &StyrminDeployment,
+    environment: &EnvironmentId,
+    driver: &Driver,
+    (policies, services): (Vec<Value>, Vec<Value>),
+    gathered: &Gathered,
+    context: &Context,
+) -> std::result::Result<Wanted, String> {
+    let spec = &object.spec;
+    let default = StyrminDeploymentStatus::default();
+    let status = object.status.as_ref().unwrap_or(&default);
+    // Only charts that lie in the repository need it, and those were waited for.
+    let repository = flux::repository(&context.watch).unwrap_or(objects::Repository {
+        url: String::new(),
+        branch: String::new(),
+        prefix: String::new(),
+        secret: None,
+    });
+    let reveal =
+        |one: &SecretRef| gathered.secrets.get(&(one.name.clone(), one.key.clone())).cloned().unwrap_or_default();
+    let values = objects::helm_values(spec, driver, &reveal).map_err(|error| error.to_string())?;
+    let values = objects::values_secret(spec, environment, &values).map_err(|error| error.to_string())?;
+    let held = !steps::release_allowed(status);
+    let release = if held {
+        held_release(gathered, context, status)
+    } else {
+        let stopped: BTreeSet<String> = status.stopped_components.iter().cloned().collect();
+        objects::helm_release(spec, environment, driver, &values, context.settings.release, &stopped)
+    };
+    let mut prerequisites = vec![objects::application_namespace(spec, environment)];
+    prerequisites.extend(policies);
+    prerequisites.extend(objects::chart_source(driver, environment, &repository));
+    prerequisites.push(values);
+    Ok(Wanted { prerequisites, release, held, services })
+}
+
+/// The HelmRelease as it was before this change, but for the components that an action stopped; null when
+/// there is none, or when the driver that it was made with is not there any more.
+fn held_release(gathered: &Gathered, context: &Context, status: &StyrminDeploymentStatus) -> Value {
+    let (Some(release), Some(applied)) = (&gathered.release, &gathered.applied) else { return Value::Null };
+    let Ok(driver) = context.drivers.get(&context.watch, &applied.driver) else { return Value::Null };
+    let stopped: BTreeSet<String> = status.stopped_components.iter().cloned().collect();
+    objects::held_release(release, applied, &driver, &stopped)
+}
+
+/// How what is there differs from what is wanted.
+#[derive(Default)]
+struct Seen {
+    /// Missing or different, in the order of their application.
+    differing: Vec<Value>,
+    /// Aliases that were never there.
+    additions: Vec<Value>,
+    /// Names of those that are on their way out.
+    going: Vec<String>,
+}
+
+fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
+    let mut seen = Seen::default();
+    let release_wanted = Some(&wanted.release).filter(|release| !release.is_null());
+    for object in wanted.prerequisites.iter().chain(release_wanted).chain(&wanted.services) {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let (kind, namespace, name) = (text("/kind"), text("/metadata/namespace"), text("/metadata/name"));
+        // Whether it is on its way out, and whether it is as wanted.
+        let found: Option<(bool, bool)> = match kind {
+            "Namespace" => watch.namespaces.get(&ObjectRef::new(name)).map(|found| {
+                let labels = json!(found.labels());
+                (found.metadata.deletion_timestamp.is_some(), covers(&labels, &object["metadata"]["labels"]))
+            }),
+            // Named by its content, and immutable.
+            "Secret" => {
+                let found = watch.secrets.get(&ObjectRef::new(name).within(namespace));
+                found.map(|found| (found.metadata.deletion_timestamp.is_some(), true))
+            }
+            "NetworkPolicy" | "Service" => {
+                let store = if kind == "Service" { &watch.services } else { &watch.policies };
+                store.get(namespace, name).map(|kept| (kept.going, *kept.shape == *shape(kind, object)))
+            }
+            "HelmRelease" => {
+                release.map(|found| (!found["metadata"]["deletionTimestamp"].is_null(), covers(found, object)))
+            }
+            kind => watch.source(kind, namespace, name).map(|found| {
+                let value = serde_json::to_value(&*found).unwrap_or_default();
+                (found.metadata.deletion_timestamp.is_some(), covers(&value, object))
+            }),
+        };
+        let is_alias = object["metadata"]["labels"][ALIAS_LABEL.0] == ALIAS_LABEL.1;
+        match found {
+            Some((true, _)) => seen.going.push(format!("{kind} {name}")),
+            Some((false, true)) => {}
+            None if is_alias && !watch.services.is_lost(namespace, name) => seen.additions.push(object.clone()),
+            _ => seen.differing.push(object.clone()),
+        }
+    }
+    seen
+}
+
+/// Values and Jobs of earlier instances, which nothing names any more.
+fn stale(
+    watch: &Watch,
+    namespace: &str,
+    spec: &StyrminDeploymentSpec,
+    status: &StyrminDeploymentStatus,
+    wanted: &Wanted,
+) -> Vec<ObjectKey> {
+    let prefix = format!("{}-values-", spec.deployment_id.object_name());
+    let current = wanted.release.pointer("/spec/valuesFrom/0/name").and_then(Value::as_str);
+    let old = watch.secrets.state_filter(|secret| {
+        let name = secret.metadata.name.as_deref().unwrap_or_default();
+        secret.metadata.namespace.as_deref() == Some(namespace) && name.starts_with(&prefix) && Some(name) != current
+    });
+    let key = |version: &str, kind: &str, namespace: &str, name: String| ObjectKey {
+        version: version.into(),
+        kind: kind.into(),
+        namespace: namespace.into(),
+        name,
+    };
+    let application = spec.deployment_id.object_name();
+    let jobs = watch.jobs.state_filter(|job| {
+        let of_step = job.annotations().get(KEY_ANNOTATION);
+        job.metadata.namespace.as_deref() == Some(&application)
+            && !status.steps.iter().any(|step| step.key.as_ref() == of_step)
+    });
+    let secrets = old.iter().map(|secret| key("v1", "Secret", namespace, secret.name_any()));
+    secrets.chain(jobs.iter().map(|job| key("batch/v1", "Job", &application, job.name_any()))).collect()
+}
+
+/// Whether an object has everything that is wanted of it. What else it has, others put there.
+pub(super) fn covers(found: &Value, wanted: &Value) -> bool {
+    match (found, wanted) {
+        (Value::Object(found), Value::Object(wanted)) => {
+            wanted.iter().all(|(key, wanted)| found.get(key).map_or(wanted.is_null(), |found| covers(found, wanted)))
+        }
+        (Value::Array(found), Value::Array(wanted)) => {
+            found.len() == wanted.len() && found.iter().zip(wanted).all(|(found, wanted)| covers(found, wanted))
+        }
+        (found, wanted) => found == wanted,
+    }
+}
+
+/// The credentials of a chart source that come with the cluster's repository, as a copy in the
+/// environment: no reference crosses a namespace.
+async fn credentials(context: &Context, namespace: &str, wanted: &Wanted) -> Result<Vec<Value>> {
+    let uses = |object: &&Value| object["kind"] == "GitRepository" && object["metadata"]["name"] == CHART_SOURCE;
+    let Some(source) = wanted.prerequisites.iter().find(uses) else { return Ok(Vec::new()) };
+    let Some(copy) = source.pointer("/spec/secretRef/name").and_then(Value::as_str) else { return Ok(Vec::new()) };
+    let Some(secret) = flux::repository(&context.watch).and_then(|repository| repository.secret) else {
+        return Ok(Vec::new());
+    };
+    let read = async |namespace: &str, name: &str| {
+        let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
+        api.get_opt(name).await.map_err(OperatorError::of(format!("reading Secret {namespace}/{name}")))
+    };
+    let Some(original) = read(layout::FLUX_NAMESPACE, &secret).await? else { return Ok(Vec::new()) };
+    let there = read(namespace, copy).await?;
+    if there.is_some_and(|there| there.data == original.data) {
+        return Ok(Vec::new());
+    }
+    Ok(vec![json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "namespace": namespace, "name": copy, "labels": { layout::MANAGED_BY.0: layout::MANAGED_BY.1 } },
+        "data": original.data, "type": original.type_,
+    })])
+}
+
+/// Only a release that Flux calls ready although something failed needs its events.
+fn needs_events(release: Option<&Value>) -> bool {
+    let Some(status) = release.map(|release| &release["status"]) else { return false };
+    let ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+    status["failures"].as_i64().unwrap_or_default() > 0
+        && status["conditions"].as_array().is_some_and(|conditions| conditions.iter().any(ready))
+}
+
+async fn newest_failure(context: &Context, namespace: &str, name: &str) -> Result<Option<FailureEvent>> {
+    let api: Api<Event> = Api::namespaced(context.client.clone(), namespace);
+    let about = format!("involvedObject.kind=HelmRelease,involvedObject.name={name}");
+    let events = api.list(&ListParams::default().fields(&about)).await;
+    let events = events.map_err(OperatorError::of(format!("listing events of HelmRelease {namespace}/{name}")))?;
+    let read = |event: &Event| FailureEvent::read(&serde_json::to_value(event).ok()?);
+    Ok(events.items.iter().filter_map(read).max_by_key(|event| event.at))
+}
+
+/// What was applied with success, the newest last.
+async fn revisions(
+    context: &Context,
+    namespace: &str,
+    spec: &StyrminDeploymentSpec,
+) -> Result<Vec<ControllerRevision>> {
+    let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), namespace);
+    let ours = ListParams::default().labels(&format!("{DEPLOYMENT_LABEL}={}", spec.deployment_id));
+    let found = api.list(&ours).await;
+    let mut found = found.map_err(OperatorError::of(format!("listing ControllerRevisions in {namespace}")))?.items;
+    found.sort_by_key(|revision| revision.revision);
+    Ok(found)
+}
+
+/// What a teardown still has to remove: the release, then what it was made of, the namespace last. Asked
+/// of the API server itself: what a store does not show yet would be left behind.
+async fn leftovers(
+    context: &Context,
+    namespace: &str,
+    name: &str,
+    spec: &StyrminDeploymentSpec,
+    revisions: &[ControllerRevision],
+) -> Result<Vec<Leftover>> {
+    let mut found = Vec::new();
+    let mut add = |version: &str, kind: &str, namespace: &str, name: &str, going: bool| {
+        let place = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
+        found.push(Leftover {
+            name: format!("{kind} {place}{name}"),
+            object: ObjectKey {
+                version: version.into(),
+                kind: kind.into(),
+                namespace: namespace.into(),
+                name: name.into(),
+            },
+            going,
+        });
+    };
+    let what = || OperatorError::of(format!("looking for what is left of {namespace}/{name}"));
+    let client = context.client.clone();
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &watch::helm_release());
+    if let Some(release) = api.get_opt(name).await.map_err(what())? {
+        add("helm.toolkit.fluxcd.io/v2", "HelmRelease", namespace, name, release.metadata.deletion_timestamp.is_some());
+    }
+    let of_it = ListParams::default().labels(&format!("{DEPLOYMENT_LABEL}={}", spec.deployment_id));
+    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    for secret in api.list_metadata(&of_it).await.map_err(what())? {
+        add("v1", "Secret", namespace, &secret.name_any(), secret.meta().deletion_timestamp.is_some());
+    }
+    let aliases = format!("{DEPLOYMENT_LABEL}={},{}={}", spec.deployment_id, ALIAS_LABEL.0, ALIAS_LABEL.1);
+    let api: Api<Service> = Api::all(client.clone());
+    for alias in api.list_metadata(&ListParams::default().labels(&aliases)).await.map_err(what())? {
+        let place = alias.namespace().unwrap_or_default();
+        add("v1", "Service", &place, &alias.name_any(), alias.meta().deletion_timestamp.is_some());
+    }
+    for revision in revisions {
+        add("apps/v1", "ControllerRevision", namespace, &revision.name_any(), false);
+    }
+    let api: Api<Namespace> = Api::all(client);
+    if let Some(application) = api.get_opt(name).await.map_err(what())? {
+        add("v1", "Namespace", "", name, application.metadata.deletion_timestamp.is_some());
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::covers;
+    use serde_json::json;
+
+    #[test]
+    fn what_others_added_is_no_difference() {
+        let found = json!({ "spec": { "a": 1, "b": [{ "c": 1, "default": 2 }], "more": true }, "status": {} });
+        assert!(covers(&found, &json!({ "spec": { "a": 1, "b": [{ "c": 1 }], "absent": null } })));
+        assert!(!covers(&found, &json!({ "spec": { "a": 2 } })));
+        assert!(!covers(&found, &json!({ "spec": { "b": [] } })));
+        assert!(!covers(&found, &json!({ "spec": { "other": 1 } })));
+    }
+}

@@ -1,0 +1,196 @@
+//! The application's network: what is there of it, and what should be. Reads only.
+//!
+//! The pass of a deployment writes everything in its own application's namespace, the aliases to other
+//! deployments' services included: only it knows which names its chart takes. So one writer decides about
+//! each namespace, and a deployment that comes or goes has the others of its environment looked at.
+
+use super::super::decide::{Network, ObjectKey, phase};
+use super::super::{Context, OperatorError, Result, teardown};
+use crate::kept;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::Service;
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams};
+use kube::runtime::reflector::ObjectRef;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use styrmin_renderer::driver::Driver;
+use styrmin_renderer::layout::MANAGED_BY;
+use styrmin_renderer::names::EnvironmentId;
+use styrmin_renderer::network;
+use styrmin_renderer::spec::{Endpoint, StyrminDeployment, StyrminDeploymentStatus};
+
+/// What should be there, and what should not.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) policies: Vec<Value>,
+    /// Services and aliases.
+    pub(super) services: Vec<Value>,
+    pub(super) unwanted: Vec<ObjectKey>,
+    pub(super) collisions: Vec<String>,
+}
+
+/// The chart's Services, when they are needed: once they are there for the first time, or for another
+/// version. They are asked of the API server, since no watch holds what charts make.
+pub(super) async fn look(context: &Context, object: &StyrminDeployment, driver: &Driver) -> Result<Option<Network>> {
+    let status = object.status.as_ref();
+    let here = status.and_then(|status| status.phase.as_deref());
+    // A status that was lost, or is of an earlier agent, is filled again.
+    let unknown = status.is_none_or(|status| status.endpoints.is_empty()) && !driver.file.spec.services.is_empty();
+    if here != Some(phase::SERVICES) && !(here == Some(phase::READY) && unknown) {
+        return Ok(None);
+    }
+    let namespace = object.spec.deployment_id.object_name();
+    let what = || OperatorError::of(format!("looking for the Services of the chart in {namespace}"));
+    let client = || context.client.clone();
+    // Ours are known.
+    let of_chart = ListParams::default().labels(&format!("{}!={}", MANAGED_BY.0, MANAGED_BY.1));
+    let services = Api::<Service>::namespaced(client(), &namespace).list(&of_chart).await.map_err(what())?;
+    let services: Vec<Value> = services.iter().filter_map(|found| serde_json::to_value(found).ok()).collect();
+    let all = ListParams::default();
+    let deployments = Api::<Deployment>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
+    let sets = Api::<StatefulSet>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
+    let of_deployments = deployments.items.into_iter().filter_map(|one| one.spec?.template.metadata?.labels);
+    let of_sets = sets.items.into_iter().filter_map(|one| one.spec?.template.metadata?.labels);
+    let pods: Vec<BTreeMap<String, String>> = of_deployments.chain(of_sets).collect();
+    let names = services.iter().filter_map(|found| found["metadata"]["name"].as_str().map(str::to_owned));
+    Ok(Some(Network {
+        endpoints: network::endpoints(&driver.file.spec, &services, &pods),
+        chart_services: names.collect(),
+    }))
+}
+
+/// How the declared services are reached: as was last seen, and as declared for those never seen.
+fn endpoints(driver: &Driver, status: &StyrminDeploymentStatus, seen: Option<&Network>) -> Vec<Endpoint> {
+    let known = seen.map_or(&status.endpoints, |seen| &seen.endpoints);
+    let mut declared = network::declared(&driver.file.spec);
+    for endpoint in &mut declared {
+        if let Some(known) = known.iter().find(|known| known.name == endpoint.name && known.port == endpoint.port) {
+            endpoint.clone_from(known);
+        }
+    }
+    declared
+}
+
+/// What should be there. `in_the_way` is the name of a Service of ours that Helm wants to make.
+pub(super) fn wanted(
+    context: &Context,
+    object: &StyrminDeployment,
+    environment: &EnvironmentId,
+    driver: &Driver,
+    seen: Option<&Network>,
+    in_the_way: Option<&str>,
+) -> Wanted {
+    let watch = &context.watch;
+    let spec = &object.spec;
+    let default = StyrminDeploymentStatus::default();
+    let status = object.status.as_ref().unwrap_or(&default);
+    let endpoints = endpoints(driver, status, seen);
+    let mut found =
+        Wanted { policies: network::policies(spec, environment, &driver.file.spec, &endpoints), ..Wanted::default() };
+    let here = status.phase.as_deref();
+    let after_release = [Some(phase::SERVICES), Some(phase::READY)].contains(&here);
+    let known = seen.is_some() || here == Some(phase::READY) || !status.endpoints.is_empty();
+    let mut taken: BTreeSet<&str> =
+        seen.map_or(&status.chart_services, |seen| &seen.chart_services).iter().map(String::as_str).collect();
+    taken.extend(in_the_way);
+    if known {
+        let own = network::services(spec, environment, &driver.file.spec, &endpoints);
+        let is_free = |service: &Value| !taken.contains(service["metadata"]["name"].as_str().unwrap_or_default());
+        found.services = own.into_iter().filter(is_free).collect();
+        aliases(context, object, environment, driver, &taken, &mut found);
+    }
+    if after_release {
+        let namespace = spec.deployment_id.object_name();
+        let is_wanted = |objects: &[Value], name: &str| objects.iter().any(|one| one["metadata"]["name"] == name);
+        for (name, kept) in watch.policies.within(&namespace) {
+            if !kept.going && !is_wanted(&found.policies, &name) {
+                found.unwanted.push(key("networking.k8s.io/v1", "NetworkPolicy", &namespace, name));
+            }
+        }
+        for (name, kept) in watch.services.within(&namespace) {
+            let goes = !kept.alias || is_stale(context, object, &kept);
+            if known && !kept.going && goes && !is_wanted(&found.services, &name) {
+                found.unwanted.push(key("v1", "Service", &namespace, name));
+            }
+        }
+    }
+    found
+}
+
+fn key(version: &str, kind: &str, namespace: &str, name: String) -> ObjectKey {
+    ObjectKey { version: version.into(), kind: kind.into(), namespace: namespace.into(), name }
+}
+
+/// The other deployments of the environment, the oldest first.
+fn siblings(context: &Context, object: &StyrminDeployment) -> Vec<Arc<StyrminDeployment>> {
+    let other = |known: &StyrminDeployment| {
+        known.metadata.namespace == object.metadata.namespace
+            && known.metadata.name != object.metadata.name
+            && known.name_any() == known.spec.deployment_id.object_name()
+    };
+    let mut siblings = context.watch.deployments.state_filter(other);
+    siblings.sort_by_key(|one| (one.metadata.creation_timestamp.clone(), one.metadata.name.clone()));
+    siblings
+}
+
+/// A deployment whose application is being removed offers nothing any more. While nobody has confirmed
+/// it, it runs.
+fn is_leaving(object: &StyrminDeployment) -> bool {
+    object.status.as_ref().is_some_and(teardown::begun)
+}
+
+/// The aliases to the services of the others. The older deployment has a name: an alias in use never
+/// leads elsewhere because somebody deploys one more.
+fn aliases(
+    context: &Context,
+    object: &StyrminDeployment,
+    environment: &EnvironmentId,
+    driver: &Driver,
+    taken: &BTreeSet<&str>,
+    found: &mut Wanted,
+) {
+    let spec = &object.spec;
+    let declared = |name: &str| driver.file.spec.services.iter().any(|service| service.name == name);
+    let mut given: BTreeMap<String, String> = BTreeMap::new();
+    let mut collisions = BTreeSet::new();
+    for sibling in siblings(context, object).iter().filter(|sibling| !is_leaving(sibling)) {
+        let owner = &sibling.spec.deployment_id;
+        let Ok(other) = context.drivers.get(&context.watch, &sibling.spec.driver) else { continue };
+        for service in &other.file.spec.services {
+            let name = &service.name;
+            if declared(name) {
+                // Two of the same driver: everybody expects the short name to mean one's own.
+                if sibling.spec.driver.name != spec.driver.name {
+                    collisions
+                        .insert(format!("the service \"{name}\" of others has no alias: it is the name of an own one"));
+                }
+            } else if taken.contains(name.as_str()) {
+                collisions.insert(format!(
+                    "the service \"{name}\" of others has no alias: the chart has a Service of this name"
+                ));
+            } else if let Some(older) = given.get(name) {
+                collisions
+                    .insert(format!("several deployments offer \"{name}\": its alias leads to {older}, the oldest"));
+            } else {
+                given.insert(name.clone(), owner.to_string());
+                found.services.push(network::alias(owner, name, &spec.deployment_id, environment));
+            }
+        }
+    }
+    found.collisions = collisions.into_iter().collect();
+}
+
+/// Whether an alias that nothing wants leads nowhere, and not only to what cannot be seen right now: the
+/// object of a deployment may be away for a while, and its application runs.
+fn is_stale(context: &Context, object: &StyrminDeployment, kept: &kept::Kept) -> bool {
+    let owner = format!("styrmin-{}", kept.owner);
+    let reference = ObjectRef::new(&owner).within(object.metadata.namespace.as_deref().unwrap_or_default());
+    match context.watch.deployments.get(&reference) {
+        None => context.watch.namespaces.get(&ObjectRef::new(&owner)).is_none(),
+        Some(sibling) if is_leaving(&sibling) => true,
+        // Its services are known, and this is none of them, or another one has its name now.
+        Some(sibling) => context.drivers.get(&context.watch, &sibling.spec.driver).is_ok(),
+    }
+}

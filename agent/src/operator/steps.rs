@@ -1,0 +1,253 @@
+//! The steps of a rollout or teardown: which there are, which comes next, how each ends. Pure.
+//!
+//! `status.steps` follows the plan that was made when a spec was first acted on. A step of a driver's
+//! action carries a key; one that ended well under its key stays so in every later plan.
+
+use super::decide::phase;
+use super::status::bounded;
+use jiff::Timestamp;
+use styrmin_renderer::driver::format::Mode;
+use styrmin_renderer::hooks;
+use styrmin_renderer::plan::{self, Plan, StepKind};
+use styrmin_renderer::spec::{StepStatus, StyrminDeploymentStatus};
+
+const PENDING: &str = "Pending";
+const RUNS: &str = "Running";
+const SUCCEEDED: &str = "Succeeded";
+const FAILED: &str = "Failed";
+const SKIPPED: &str = "Skipped";
+
+/// What the keys of a plan's steps follow from.
+#[derive(Debug, Clone, Copy)]
+pub struct Base<'a> {
+    /// Name of the revision that was last applied.
+    pub revision: Option<&'a str>,
+    /// Digest of the driver whose actions are run.
+    pub driver: &'a str,
+}
+
+fn step(name: &str, key: Option<String>) -> StepStatus {
+    StepStatus {
+        name: name.to_owned(),
+        state: PENDING.into(),
+        attempt: 1,
+        key,
+        started_at: None,
+        ended_at: None,
+        message: None,
+    }
+}
+
+/// The steps of a plan. Those that ended before under the same key stay as they are; one that failed gets
+/// another attempt; requested runs that have ended are not run again.
+pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, now: Timestamp) {
+    let before = std::mem::take(&mut status.steps);
+    let fresh = |one: &plan::PlanStep| step(&one.name, hooks::key(base.revision, base.driver, &one.kind));
+    let wanted = plan.steps.iter().filter(|one| match &one.kind {
+        StepKind::Hook { run: Some(run), .. } => !status.finished_jobs.contains(run),
+        _ => true,
+    });
+    status.steps = wanted
+        .map(fresh)
+        .map(|mut new| {
+            let known = before.iter().find(|known| known.key.is_some() && known.key == new.key);
+            match known {
+                Some(known) if known.state == FAILED => new.attempt = known.attempt + 1,
+                Some(known) => new = known.clone(),
+                None => {}
+            }
+            new
+        })
+        .collect();
+    if let Some(first) = status.steps.iter_mut().find(|step| !ended_well(step))
+        && first.key.is_none()
+    {
+        start(first, now);
+    }
+}
+
+/// What is known of the steps while the driver, which decides them, is not there.
+#[must_use]
+pub fn waiting(now: Timestamp) -> Vec<StepStatus> {
+    let mut only = step(plan::PREREQUISITES, None);
+    start(&mut only, now);
+    vec![only]
+}
+
+fn ended_well(step: &StepStatus) -> bool {
+    step.state == SUCCEEDED || step.state == SKIPPED
+}
+
+fn start(step: &mut StepStatus, now: Timestamp) {
+    if step.state == PENDING {
+        step.state = RUNS.into();
+        step.started_at.get_or_insert_with(|| now.to_string());
+    }
+}
+
+/// The step that comes next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Current {
+    /// Its place in `status.steps`.
+    pub index: usize,
+    /// What it is.
+    pub kind: StepKind,
+}
+
+/// The first step that has not ended well; `Err`: it is of another plan than this one.
+///
+/// # Errors
+/// When no step of the plan has its key.
+pub fn current(status: &StyrminDeploymentStatus, plan: &Plan, base: Base<'_>) -> Result<Option<Current>, String> {
+    let Some(index) = status.steps.iter().position(|step| !ended_well(step)) else { return Ok(None) };
+    let sought = &status.steps[index];
+    let is = |known: &&plan::PlanStep| {
+        known.name == sought.name && hooks::key(base.revision, base.driver, &known.kind) == sought.key
+    };
+    match plan.steps.iter().find(is) {
+        Some(found) => Ok(Some(Current { index, kind: found.kind.clone() })),
+        None => Err(sought.name.clone()),
+    }
+}
+
+/// The step of an action that runs, by its key and attempt.
+#[must_use]
+pub fn running_hook(status: &StyrminDeploymentStatus) -> Option<(usize, &str, u32)> {
+    let index = status.steps.iter().position(|step| step.state == RUNS && step.key.is_some())?;
+    let step = &status.steps[index];
+    Some((index, step.key.as_deref()?, step.attempt))
+}
+
+/// Whether nothing that has to come before the HelmRelease is left to do.
+#[must_use]
+pub fn release_allowed(status: &StyrminDeploymentStatus) -> bool {
+    let before = status.steps.iter().take_while(|step| step.name != plan::HELM_RELEASE);
+    let mut before = before.filter(|step| step.key.is_some());
+    !status.steps.iter().any(|step| step.name == plan::HELM_RELEASE) || before.all(ended_well)
+}
+
+/// The phase that a step belongs to.
+#[must_use]
+pub fn phase_of(kind: &StepKind) -> &'static str {
+    match kind {
+        StepKind::Prerequisites | StepKind::Hook { mode: Mode::Pre, .. } => phase::PREREQUISITES,
+        StepKind::HelmRelease | StepKind::Hook { mode: Mode::Core, .. } => phase::RELEASE,
+        StepKind::Services | StepKind::Ready | StepKind::Hook { mode: Mode::Post, .. } => phase::SERVICES,
+        StepKind::Teardown => phase::DELETING,
+    }
+}
+
+fn at(status: &mut StyrminDeploymentStatus, index: usize) -> Option<&mut StepStatus> {
+    status.steps.get_mut(index)
+}
+
+/// A step has begun.
+#[must_use]
+pub fn has_begun(status: &StyrminDeploymentStatus, index: usize) -> bool {
+    status.steps.get(index).is_some_and(|step| step.state == RUNS)
+}
+
+/// A step has failed.
+#[must_use]
+pub fn has_failed(status: &StyrminDeploymentStatus, index: usize) -> bool {
+    status.steps.get(index).is_some_and(|step| step.state == FAILED)
+}
+
+/// When a step began, or began to wait for its beginning.
+#[must_use]
+pub fn began(status: &StyrminDeploymentStatus, index: usize) -> Option<Timestamp> {
+    status.steps.get(index)?.started_at.as_deref()?.parse().ok()
+}
+
+/// When a step ended.
+#[must_use]
+pub fn ended(status: &StyrminDeploymentStatus, index: usize) -> Option<Timestamp> {
+    status.steps.get(index)?.ended_at.as_deref()?.parse().ok()
+}
+
+/// A step runs, unless it has begun before.
+pub fn run(status: &mut StyrminDeploymentStatus, index: usize, now: Timestamp) {
+    if let Some(step) = at(status, index) {
+        start(step, now);
+    }
+}
+
+/// A step cannot begin yet; its limit counts from now on.
+pub fn postpone(status: &mut StyrminDeploymentStatus, index: usize, why: &str, now: Timestamp) {
+    if let Some(step) = at(status, index) {
+        step.started_at.get_or_insert_with(|| now.to_string());
+        step.message = Some(bounded(why));
+    }
+}
+
+/// A step ended well.
+pub fn succeed(status: &mut StyrminDeploymentStatus, index: usize, now: Timestamp) {
+    if let Some(step) = at(status, index) {
+        end_well(step, now);
+    }
+}
+
+/// Every step ended well.
+pub fn succeed_all(status: &mut StyrminDeploymentStatus, now: Timestamp) {
+    for step in &mut status.steps {
+        end_well(step, now);
+    }
+}
+
+fn end_well(step: &mut StepStatus, now: Timestamp) {
+    if !ended_well(step) {
+        step.started_at.get_or_insert_with(|| now.to_string());
+        step.state = SUCCEEDED.into();
+        step.ended_at = Some(now.to_string());
+        step.message = None;
+    }
+}
+
+/// Somebody said that the steps of actions are not to be run.
+pub fn skip_hooks(status: &mut StyrminDeploymentStatus, now: Timestamp) {
+    for step in status.steps.iter_mut().filter(|step| step.key.is_some() && !ended_well(step)) {
+        step.started_at.get_or_insert_with(|| now.to_string());
+        step.state = SKIPPED.into();
+        step.ended_at = Some(now.to_string());
+    }
+}
+
+/// Says why a running step waits.
+pub fn explain(status: &mut StyrminDeploymentStatus, index: usize, why: &str) {
+    if let Some(step) = at(status, index).filter(|step| step.state == RUNS) {
+        step.message = Some(bounded(why));
+    }
+}
+
+/// A step failed.
+pub fn fail(status: &mut StyrminDeploymentStatus, index: usize, why: &str, now: Timestamp) {
+    if let Some(step) = at(status, index) {
+        step.message = Some(bounded(why));
+        if step.state != FAILED {
+            step.started_at.get_or_insert_with(|| now.to_string());
+            step.state = FAILED.into();
+            step.ended_at = Some(now.to_string());
+        }
+    }
+}
+
+/// The first step that has not ended well failed.
+pub fn fail_first(status: &mut StyrminDeploymentStatus, why: &str, now: Timestamp) {
+    if let Some(index) = status.steps.iter().position(|step| !ended_well(step)) {
+        fail(status, index, why, now);
+    }
+}
+
+/// Another attempt of a step begins.
+pub fn again(status: &mut StyrminDeploymentStatus, index: usize, why: &str, now: Timestamp) {
+    if let Some(step) = at(status, index) {
+        *step = StepStatus {
+            attempt: step.attempt + 1,
+            state: RUNS.into(),
+            started_at: Some(now.to_string()),
+            ended_at: None,
+            message: Some(bounded(why)),
+            ..step.clone()
+        };
+    }
+}
