@@ -45,7 +45,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     info!(identity, epoch = lease.epoch, "this agent leads");
     let lost = lease.lost.clone();
 
-    let watch = watch::start(&client, &lost);
+    let watch = watch::start(&client, Duration::from_secs(settings.relist.into()), &lost);
     tokio::select! {
         () = lost.cancelled() => {}
         () = stop.cancelled() => {}

@@ -39,6 +39,9 @@ pub struct Settings {
     /// How often every deployment is looked at although nothing happened, in seconds.
     #[arg(long, env = "STYRMIN_OPERATOR_TIMER", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub timer: u32,
+    /// How often everything is listed anew, in seconds: what a watch has lost is seen then at the latest.
+    #[arg(long, env = "STYRMIN_OPERATOR_RELIST", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub relist: u32,
     /// How often Flux compares a release with the cluster, in seconds.
     #[arg(long, env = "STYRMIN_OPERATOR_HELM_RELEASE_INTERVAL", default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=86400))]
     pub helm_release_interval: u32,

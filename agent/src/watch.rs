@@ -5,7 +5,7 @@
 
 use crate::NAMESPACE;
 use crate::kept::{self, Kept};
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use kube::api::{Api, DynamicObject, PartialObjectMeta};
@@ -14,11 +14,13 @@ use kube::discovery::ApiResource;
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use styrmin_renderer::hooks::HOOK_LABEL;
 use styrmin_renderer::layout::{FLUX_NAMESPACE, MANAGED_BY};
 use styrmin_renderer::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, StyrminDeployment};
@@ -113,18 +115,37 @@ pub fn kustomization() -> ApiResource {
 
 struct Starter<'a> {
     client: &'a Client,
+    relist: Duration,
     stop: CancellationToken,
     changes: broadcast::Sender<Changed>,
     ready: Vec<(&'static str, Arc<AtomicBool>)>,
 }
 
 impl Starter<'_> {
+    /// Everything about the objects of a kind. Listed anew now and then: a watch that loses an event says
+    /// nothing of it, and what is not in a store is not looked at.
+    fn events<K>(
+        &self,
+        api: Api<K>,
+        config: watcher::Config,
+    ) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + use<K>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        K::DynamicType: Clone,
+    {
+        let relist = self.relist;
+        futures::stream::repeat_with(move || {
+            watcher(api.clone(), config.clone()).default_backoff().take_until(tokio::time::sleep(relist))
+        })
+        .flatten()
+    }
+
     /// Follows a stream of watch events into a store.
     fn follow<K>(
         &mut self,
         name: &'static str,
         writer: Writer<K>,
-        stream: impl futures::Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+        stream: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
         changed: impl Fn(&K) -> Option<Changed> + Send + Sync + 'static,
     ) -> Store<K>
     where
@@ -137,7 +158,7 @@ impl Starter<'_> {
         let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), store.clone());
         tokio::spawn(async move {
             let listed = changes.clone();
-            let objects = stream.default_backoff().reflect(writer);
+            let objects = stream.reflect(writer);
             // Whoever looked while a list came in saw the store from before it.
             let objects = objects.inspect_ok(move |event| {
                 if matches!(event, watcher::Event::InitDone) {
@@ -178,7 +199,7 @@ impl Starter<'_> {
         let done = Arc::new(AtomicBool::new(false));
         self.ready.push((kind, Arc::clone(&done)));
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), resource);
-        let stream = watcher(api, watcher::Config::default().labels(labels)).default_backoff();
+        let stream = self.events(api, watcher::Config::default().labels(labels));
         let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), Arc::clone(&store));
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
@@ -235,7 +256,7 @@ impl Starter<'_> {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
             None => Api::all_with(self.client.clone(), resource),
         };
-        let stream = watcher(api, watcher::Config::default().labels(labels)).modify(trim);
+        let stream = self.events(api, watcher::Config::default().labels(labels)).modify(trim);
         self.follow(name, Writer::new(resource.clone()), stream, changed)
     }
 }
@@ -307,15 +328,17 @@ fn of_deployment(reader: Store<StyrminDeployment>) -> impl Fn(&StyrminDeployment
     }
 }
 
-/// Starts every watch; they end with `stop`.
+/// Starts every watch; they end with `stop`. Everything is listed anew after each `relist`.
 #[must_use]
-pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
-    let mut starter = Starter { client, stop: stop.clone(), changes: broadcast::channel(BACKLOG).0, ready: Vec::new() };
+pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc<Watch> {
+    let mut starter =
+        Starter { client, relist, stop: stop.clone(), changes: broadcast::channel(BACKLOG).0, ready: Vec::new() };
     let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
     let config = |labels: &str| watcher::Config::default().labels(labels);
 
     let api: Api<DeserializeGuard<StyrminDeployment>> = Api::all(client.clone());
-    let stream = watcher(api, watcher::Config::default())
+    let stream = starter
+        .events(api, watcher::Config::default())
         .try_filter_map(|event| std::future::ready(Ok(decodable(event))))
         .modify(|object| {
             trim(object);
@@ -340,15 +363,15 @@ pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
 
     let api: Api<PartialObjectMeta<Secret>> = Api::all(client.clone());
     // Charts' own Secrets carry the deployment's label too.
-    let stream = watcher(api, config(&format!("{ours},{DEPLOYMENT_LABEL}"))).modify(trim);
+    let stream = starter.events(api, config(&format!("{ours},{DEPLOYMENT_LABEL}"))).modify(trim);
     let secrets = starter.follow("Secret", Writer::default(), stream, beside);
     let policies = starter.keep("NetworkPolicy", &network_policy(), &ours);
     let services = starter.keep("Service", &service(), &ours);
     let api: Api<PartialObjectMeta<Job>> = Api::all(client.clone());
-    let stream = watcher(api, config(&format!("{ours},{HOOK_LABEL}"))).modify(trim);
+    let stream = starter.events(api, config(&format!("{ours},{HOOK_LABEL}"))).modify(trim);
     let jobs = starter.follow("Job", Writer::default(), stream, holder);
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    let stream = watcher(api, config(DEPLOYMENT_LABEL)).modify(trim);
+    let stream = starter.events(api, config(DEPLOYMENT_LABEL)).modify(trim);
     // The namespace's labels name the environment too, and so where the object lies.
     let namespaces =
         starter.follow("Namespace", Writer::default(), stream, |namespace: &PartialObjectMeta<Namespace>| {
@@ -357,10 +380,10 @@ pub fn start(client: &Client, stop: &CancellationToken) -> Arc<Watch> {
             Some(Changed::Deployment(reference))
         });
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
-    let stream = watcher(api, config("styrmin.io/driver")).modify(trim);
+    let stream = starter.events(api, config("styrmin.io/driver")).modify(trim);
     let drivers = starter.follow("ConfigMap", Writer::default(), stream, |_| Some(Changed::Everything));
     let api: Api<Pod> = Api::all(client.clone());
-    let stream = watcher(api, watcher::Config::default()).modify(trim_pod);
+    let stream = starter.events(api, watcher::Config::default()).modify(trim_pod);
     let pods = starter.follow("Pod", Writer::default(), stream, |_| Some(Changed::Pods));
 
     Arc::new(Watch {
@@ -395,7 +418,7 @@ impl Watch {
     /// Waits until every first list is complete.
     pub async fn ready(&self) {
         while !self.missing().is_empty() {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
