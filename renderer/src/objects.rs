@@ -15,6 +15,9 @@ use std::collections::BTreeSet;
 
 /// Keeps kustomize-controller from deleting an object that left Git.
 const NEVER_PRUNE: (&str, &str) = ("kustomize.toolkit.fluxcd.io/prune", "disabled");
+/// Label of what only the operator may delete, or a person who says so on the object: see
+/// `agent/manifests/protection.yaml`.
+const PROTECTED: (&str, &str) = ("styrmin.io/protected", "true");
 /// Secret with the cluster's age key, in [`FLUX_NAMESPACE`].
 pub const AGE_SECRET: &str = "styrmin-age";
 /// GitRepository of the cluster's repository in [`FLUX_NAMESPACE`], and the prefix of the
@@ -136,12 +139,14 @@ fn kustomization(name: &str, path: &str, encrypted: bool) -> Value {
 /// application namespaces only.
 #[must_use]
 pub fn environment_namespace(environment: &EnvironmentId, name: &str) -> Value {
+    let mut labels = labels(environment);
+    labels[PROTECTED.0] = PROTECTED.1.into();
     json!({
         "apiVersion": "v1",
         "kind": "Namespace",
         "metadata": {
             "annotations": { NEVER_PRUNE.0: NEVER_PRUNE.1, "styrmin.io/environment-name": name },
-            "labels": labels(environment),
+            "labels": labels,
             "name": environment.namespace(),
         },
     })
@@ -351,13 +356,15 @@ pub fn helm_release(
     stopped: &BTreeSet<String>,
 ) -> Value {
     let name = spec.deployment_id.object_name();
+    let mut labels = deployment_labels(spec, environment);
+    labels[PROTECTED.0] = PROTECTED.1.into();
     let chart_kind =
         if driver.file.spec.helm.main.location.starts_with("oci://") { "OCIRepository" } else { "HelmChart" };
     json!({
         "apiVersion": "helm.toolkit.fluxcd.io/v2",
         "kind": "HelmRelease",
         "metadata": {
-            "labels": deployment_labels(spec, environment),
+            "labels": labels,
             "name": name,
             "namespace": environment.namespace(),
         },
@@ -415,7 +422,7 @@ pub fn held_release(
         },
         "spec": {},
     });
-    for label in [DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, MANAGED_BY.0] {
+    for label in [DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, MANAGED_BY.0, PROTECTED.0] {
         if let Some(value) = found["metadata"]["labels"].get(label) {
             held["metadata"]["labels"][label] = value.clone();
         }

@@ -2,7 +2,7 @@
 //! and an agent under exactly the rights that it needs.
 
 use crate::plane::{FLUX, Options, Plane, Program, Recipe};
-use crate::server::{Api as _, Server, program};
+use crate::server::{Api as _, Server, copy, drivers, program};
 use crate::{eventually, git};
 use age::secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
@@ -38,7 +38,14 @@ fn documents(text: &str) -> Vec<Value> {
 impl World {
     /// Starts everything, up to an environment that Flux has applied.
     pub async fn start() -> Self {
-        let (plane, server) = tokio::join!(Plane::start_with(Options::default()), Server::start());
+        Self::start_with(|_| {}).await
+    }
+
+    /// The same with more drivers: `prepare` gets the server's folder of them.
+    pub async fn start_with(prepare: impl FnOnce(&Path)) -> Self {
+        let mut server = Server::new(None);
+        prepare(&server.folder.path().join("drivers"));
+        let (plane, ()) = tokio::join!(Plane::start_with(Options::default()), server.up());
         let key = age::x25519::Identity::generate();
         let client = server.client();
         let input = json!({ "name": "c", "config": { "fqdn_suffix": "apps.example.com" }, "ageRecipient": key.to_public().to_string() });
@@ -47,9 +54,11 @@ impl World {
         server.drained(LIMIT).await;
 
         plane.apply(&spec::crd()).await;
-        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests/rbac.yaml");
-        for object in documents(&std::fs::read_to_string(manifests).unwrap()) {
-            plane.apply(&object).await;
+        for file in ["rbac.yaml", "protection.yaml"] {
+            let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests").join(file);
+            for object in documents(&std::fs::read_to_string(manifests).unwrap()) {
+                plane.apply(&object).await;
+            }
         }
         let secret = |name: &str, data: Value| json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": FLUX, "name": name }, "stringData": data });
         plane.apply(&secret("styrmin-git", json!({ "username": "agent", "password": token }))).await;
@@ -122,12 +131,71 @@ impl World {
         .await
     }
 
+    /// A clone of the repository, as a person has it.
+    async fn clone(&self) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let repository = self.repository();
+        git::git(folder.path(), &["clone", "--quiet", "-b", "main", repository.to_str().unwrap(), "work"]).await;
+        let work = folder.path().join("work");
+        (folder, work)
+    }
+
+    /// The commit that the branch has.
+    pub async fn head(&self) -> String {
+        git::git(&self.repository(), &["rev-parse", "main"]).await.trim().to_owned()
+    }
+
+    /// Reverts the last commit as a person would, and has Flux look.
+    pub async fn revert(&self) {
+        let (_folder, work) = self.clone().await;
+        git::git(&work, &["revert", "--no-edit", "HEAD"]).await;
+        git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
+        self.fetch().await;
+    }
+
+    /// Changes the StyrminDeployment in Git as a person would, by editing its file, and has Flux look.
+    pub async fn edit(&self, deployment: &str, change: impl FnOnce(String) -> String) {
+        let (_folder, work) = self.clone().await;
+        let repository = self.repository();
+        let end = format!("{deployment}/styrmindeployment.yaml");
+        let files = git::files(&repository).await;
+        let path = files.keys().find(|path| path.ends_with(&end)).unwrap_or_else(|| panic!("no {end}"));
+        std::fs::write(work.join(path), change(files[path].clone())).unwrap();
+        git::git(&work, &["commit", "--quiet", "-am", "An edit"]).await;
+        git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
+        self.fetch().await;
+    }
+
+    /// Has Flux fetch the repository now.
+    pub async fn fetch(&self) {
+        let asked = format!("reconcile.fluxcd.io/requestedAt={}", rand::random::<u64>());
+        self.plane.kubectl(&["-n", FLUX, "annotate", "--overwrite", "gitrepository", "styrmin", &asked]).await;
+    }
+
     /// Updates a deployment by the input of the API; gives the task's id.
     pub async fn update(&self, deployment: &str, input: Value) -> String {
         let query = "mutation($id: ID!, $input: UpdateDeploymentInput!) { updateDeployment(id: $id, input: $input) { task { id } } }";
         let data = self.client().ok(query, json!({ "id": deployment, "input": input })).await;
         data["updateDeployment"]["task"]["id"].as_str().unwrap_or_else(|| panic!("no task: {data}")).to_owned()
     }
+}
+
+/// A driver of its own for a test, made from the web application: its name, its service's, and what follows
+/// in its file.
+pub fn driver(folder: &Path, name: &str, service: &str, container: &str, actions: &str) {
+    let target = folder.join(name);
+    copy(&drivers().join("web-application"), &target);
+    let file = target.join("driver.styrmin.yml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let text = text
+        .replacen("name: web-application", &format!("name: {name}"), 1)
+        .replacen("{name: web,", &format!("{{name: {service},"), 1)
+        .replacen("containers: [web]", &format!("containers: [{container}]"), 1);
+    let text = text.replacen("container: web,", &format!("container: {container},"), 1);
+    std::fs::write(file, format!("{text}\n{actions}")).unwrap();
+    let values = target.join("values.styrmin.yml");
+    let text = std::fs::read_to_string(&values).unwrap();
+    std::fs::write(values, text.replace("services.web.", &format!("services.{service}."))).unwrap();
 }
 
 fn recipe(plane: &Plane, server: &Server, name: &str, account: &str, token: &str) -> Recipe {

@@ -1,7 +1,6 @@
 //! The whole loop on real parts: from a mutation to ready pods and back, and everything that can get in
 //! its way.
 
-use futures::future::join_all;
 use serde_json::{Value, json};
 use std::time::Duration;
 use styrmin_tests::plane::{KWOK, condition};
@@ -179,23 +178,6 @@ async fn a_pod_that_cannot_pull_its_image_is_named_and_the_next_change_recovers(
     let task = upgrade("1.28").await;
     succeeded(&world.until_ended(&task).await);
     world.until_state(&id, "RUNNING").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn fifty_at_once_all_run_and_none_waits_for_another() {
-    let world = World::start().await;
-    let client = world.client();
-    let created = join_all((0..50).map(|number| {
-        let (client, environment) = (client.clone(), world.environment.clone());
-        async move { client.web(&environment, &format!("d{number}")).await }
-    }))
-    .await;
-    join_all(created.iter().map(async |(id, task)| {
-        succeeded(&world.until_ended(task).await);
-        world.until_state(id, "RUNNING").await;
-    }))
-    .await;
-    assert!(git::commits(&world.repository()).await < 20, "a handful of commits");
 }
 
 #[tokio::test(flavor = "multi_thread")]

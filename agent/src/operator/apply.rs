@@ -21,6 +21,8 @@ use tracing::{info, warn};
 
 /// Owns what the operator writes.
 const FIELD_MANAGER: &str = "styrmin-operator";
+/// Most bytes of an event's action; the API server takes 128.
+const ACTION_MAX: usize = 120;
 /// Owns only the finalizer, so that it can be let go of by itself.
 const FINALIZER_MANAGER: &str = "styrmin-operator-finalizer";
 
@@ -45,7 +47,8 @@ pub(super) async fn carry_out(
                 type_: if note.warning { EventType::Warning } else { EventType::Normal },
                 reason: note.reason.clone(),
                 note: Some(note.message.chars().take(1000).collect()),
-                action: "Reconcile".into(),
+                // The recorder counts events that differ in their note only, and keeps the first one's.
+                action: note.message[..note.message.floor_char_boundary(ACTION_MAX)].to_owned(),
                 secondary: None,
             };
             if let Err(error) = context.recorder.publish(&event, &object.object_ref(&())).await {

@@ -2,6 +2,8 @@
 //! it ended is kept here until the step that asked for it has it in the status.
 
 use super::hook::{Execution, HookState};
+use super::observe::masked_by;
+use super::status::last_words;
 use super::{Context, OperatorError};
 use crate::watch::Changed;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,8 +16,9 @@ use styrmin_renderer::spec::StyrminDeployment;
 use tokio::io::AsyncReadExt as _;
 use tracing::info;
 
-/// Most bytes of a command's output that are kept, from its end.
-const OUTPUT_MAX: usize = 2048;
+/// Most bytes of a command's output that are kept, from its end: much more than is told, so that a secret is
+/// masked as a whole before it is cut.
+const OUTPUT_MAX: usize = 64 << 10;
 /// Most bytes that are read at a time.
 const CHUNK: usize = 8192;
 /// Most results that are kept; the oldest steps have long been noted.
@@ -64,7 +67,11 @@ pub(super) fn begin(
         let limit = Duration::from_secs(execution.timeout_seconds.into());
         let state = match tokio::time::timeout(limit, run(&context, &execution)).await {
             Ok(Ok(())) => HookState::Succeeded,
-            Ok(Err(why)) => HookState::Failed(super::observe::masked_by(&why, &secrets)),
+            Ok(Err((why, said))) => {
+                let [why, said] = [why, said].map(|text| masked_by(&text, &secrets));
+                let said = last_words(&said);
+                HookState::Failed(if said.is_empty() { why } else { format!("{why}\n{said}") })
+            }
             Err(_) => HookState::Failed(format!(
                 "the command in container {} of pod {} did not end within {} s",
                 execution.container, execution.pod, execution.timeout_seconds
@@ -75,7 +82,8 @@ pub(super) fn begin(
     });
 }
 
-async fn run(context: &Context, execution: &Execution) -> Result<(), String> {
+/// Runs a command; otherwise why it failed, and what it said.
+async fn run(context: &Context, execution: &Execution) -> Result<(), (String, String)> {
     let Execution { namespace, pod, container, command, .. } = execution;
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let parameters = AttachParams::default().container(container).stdin(false).stdout(true).stderr(true);
@@ -83,7 +91,7 @@ async fn run(context: &Context, execution: &Execution) -> Result<(), String> {
     let mut process = api
         .exec(pod, command.iter().map(String::as_str), &parameters)
         .await
-        .map_err(|error| OperatorError::of(what.clone())(error).to_string())?;
+        .map_err(|error| (OperatorError::of(what)(error).to_string(), String::new()))?;
     let (stdout, stderr, status) = (process.stdout(), process.stderr(), process.take_status());
     let both = async { tokio::join!(tail(stdout), tail(stderr)) };
     let ended = async {
@@ -99,9 +107,7 @@ async fn run(context: &Context, execution: &Execution) -> Result<(), String> {
         None => "the connection ended before the command did".to_owned(),
     };
     let output = if stderr.trim().is_empty() { stdout } else { stderr };
-    let output = output.trim();
-    let said = if output.is_empty() { String::new() } else { format!("\n{output}") };
-    Err(format!("the command in container {container} of pod {pod} failed: {failed}{said}"))
+    Err((format!("the command in container {container} of pod {pod} failed: {failed}"), output))
 }
 
 /// The end of what a stream says.

@@ -95,6 +95,10 @@ pub fn judge(release: &Value, failure: Option<&FailureEvent>, retries: u32) -> V
         let why = release.failure().map_or_else(String::new, |message| format!(": {message}"));
         return failed(text(&stalled["reason"]), format!("{}{why}", text(&stalled["message"])));
     }
+    // The chart will not have it at another attempt either.
+    if attempted && let Some(message) = release.failure().filter(|message| message.starts_with(CONTAINER_NOT_FOUND)) {
+        return failed(CONTAINER_NOT_FOUND, message.to_owned());
+    }
     let reconciles = release.any("Reconciling");
     // The end of a pass that began before the change is stamped with its generation too.
     if !reconciles && attempted && release.condition("Ready", "True").is_some() {

@@ -27,11 +27,18 @@ pub fn bounded(message: &str) -> String {
     if message.len() <= MESSAGE_MAX {
         return message.to_owned();
     }
-    let mut end = MESSAGE_MAX;
-    while !message.is_char_boundary(end) {
-        end -= 1;
-    }
-    format!("{}…", &message[..end])
+    format!("{}…", &message[..message.floor_char_boundary(MESSAGE_MAX)])
+}
+
+/// Most bytes of what a Job or a command said.
+const SAID_MAX: usize = 1024;
+
+/// The end of what a Job or a command said. Secrets have to be masked before: half of one is none that
+/// could be found.
+#[must_use]
+pub fn last_words(said: &str) -> &str {
+    let said = said.trim();
+    &said[said.ceil_char_boundary(said.len().saturating_sub(SAID_MAX))..]
 }
 
 /// Sets a condition. Its transition time moves only with its status.

@@ -157,7 +157,14 @@ fn remove(
     status.display_state = Some(status::DELETED.into());
     status.message = None;
     steps::succeed_all(&mut status, now);
-    let after = if going { vec![Action::RemoveFinalizer] } else { Vec::new() };
+    let mut after = Vec::new();
+    if going {
+        after.push(Action::RemoveFinalizer);
+    }
+    if going && observed.restored {
+        // The file came back while this ran: Flux says "applied" of an object that is gone now.
+        after.push(Action::ReapplyFolder);
+    }
     Decision { status, after, ..Decision::default() }
 }
 

@@ -396,11 +396,18 @@ impl Plane {
     /// # Panics
     /// When the API server refuses.
     pub async fn apply(&self, object: &Value) {
+        let [_, kind, namespace, name] = place(object);
+        self.try_apply(object).await.unwrap_or_else(|error| panic!("{kind} {namespace}/{name}: {error}"));
+    }
+
+    /// The same when it may be refused.
+    ///
+    /// # Errors
+    /// When the API server refuses.
+    pub async fn try_apply(&self, object: &Value) -> kube::Result<()> {
         let [version, kind, namespace, name] = place(object);
-        self.api(version, kind, namespace)
-            .patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(object))
-            .await
-            .unwrap_or_else(|error| panic!("{kind} {namespace}/{name}: {error}"));
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        self.api(version, kind, namespace).patch(name, &parameters, &Patch::Apply(object)).await.map(drop)
     }
 
     /// Creates an object.
@@ -463,6 +470,17 @@ impl Plane {
         let mut command = tokio::process::Command::new(tools::tool("kubectl"));
         command.arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
         String::from_utf8(tools::run(&mut command, b"").await).unwrap()
+    }
+
+    /// Runs kubectl with full rights, and gives what it says when it fails.
+    ///
+    /// # Panics
+    /// When it succeeds.
+    pub async fn kubectl_fails(&self, arguments: &[&str]) -> String {
+        let mut command = tokio::process::Command::new(tools::tool("kubectl"));
+        let output = command.arg("--kubeconfig").arg(&self.kubeconfig).args(arguments).output().await.unwrap();
+        assert!(!output.status.success(), "kubectl {arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+        String::from_utf8_lossy(&output.stderr).into_owned()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::hook::{Execution, HookSeen, HookState};
 use super::super::steps::{self, Base};
-use super::super::{Context, OperatorError, Result};
+use super::super::{Context, OperatorError, Result, status};
 use super::{Secrets, masked};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
@@ -18,11 +18,11 @@ use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::plan::{Plan, StepKind};
 use styrmin_renderer::spec::{StyrminDeployment, StyrminDeploymentStatus};
 
-/// How much of a failed Job's log is told.
+/// How much of a failed Job's log is read.
 const LOG: LogParams = LogParams {
     container: None,
     follow: false,
-    limit_bytes: Some(16 << 10),
+    limit_bytes: Some(64 << 10),
     pretty: false,
     previous: false,
     since_seconds: None,
@@ -30,8 +30,6 @@ const LOG: LogParams = LogParams {
     tail_lines: Some(10),
     timestamps: false,
 };
-/// Most bytes of it in a message.
-const LOG_MAX: usize = 1024;
 
 /// Where a step is looked for.
 pub(super) struct Place<'a> {
@@ -92,8 +90,10 @@ async fn known(
     }
     let Some(failed) = is("Failed") else { return Ok(Some(HookState::Running)) };
     let why = failed.message.as_deref().or(failed.reason.as_deref()).unwrap_or("it failed");
-    let log = log(context, &namespace, &name).await.map_or_else(String::new, |log| format!("\n{log}"));
-    Ok(Some(HookState::Failed(masked(&format!("Job {namespace}/{name} failed: {why}{log}"), secrets))))
+    let log = masked(&log(context, &namespace, &name).await.unwrap_or_default(), secrets);
+    let (why, log) = (masked(why, secrets), status::last_words(&log));
+    let separator = if log.is_empty() { "" } else { "\n" };
+    Ok(Some(HookState::Failed(format!("Job {namespace}/{name} failed: {why}{separator}{log}"))))
 }
 
 /// The last lines that a Job wrote, when they can be read: what it ran on may be gone already.
@@ -102,13 +102,7 @@ async fn log(context: &Context, namespace: &str, job: &str) -> Option<String> {
     let of_job = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={job}"));
     let mut pods = api.list_metadata(&of_job).await.ok()?.items;
     pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
-    let log = api.logs(&pods.last()?.name_any(), &LOG).await.ok()?;
-    let log = log.trim();
-    let mut start = log.len().saturating_sub(LOG_MAX);
-    while !log.is_char_boundary(start) {
-        start += 1;
-    }
-    (!log.is_empty()).then(|| log[start..].to_owned())
+    api.logs(&pods.last()?.name_any(), &LOG).await.ok()
 }
 
 /// What would begin a step.

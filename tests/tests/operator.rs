@@ -1,0 +1,546 @@
+//! The operator on real parts: actions around a release, stop and start, the network, drift, and what may
+//! not be deleted.
+
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+use styrmin_tests::server::Api as _;
+use styrmin_tests::world::{LIMIT, World, driver};
+use styrmin_tests::{eventually, plane::FLUX};
+
+const HELM: &str = "helm.toolkit.fluxcd.io/v2";
+
+fn ended(task: &Value, state: &str) {
+    assert_eq!(task["state"], state, "{task:#}");
+}
+
+/// A deployment of a driver made from the web application.
+fn input(world: &World, driver: &str) -> Value {
+    json!({ "environment": world.environment, "name": "front", "driver": driver, "applicationVersion": "1.27",
+        "parameters": { "image": "nginx" } })
+}
+
+async fn upgrade(world: &World, id: &str, version: &str) -> String {
+    let query = "mutation($id: ID!, $version: String!) { upgradeDeployment(id: $id, applicationVersion: $version) { task { id } } }";
+    let data = world.client().ok(query, json!({ "id": id, "version": version })).await;
+    data["upgradeDeployment"]["task"]["id"].as_str().unwrap().to_owned()
+}
+
+/// The text of a file, line by line.
+fn lines(file: &Path) -> Vec<String> {
+    std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+async fn object(world: &World, id: &str) -> Value {
+    let (namespace, name) = world.object(id);
+    world.plane.get(&["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name]).await.unwrap()
+}
+
+async fn until_object(world: &World, id: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let (namespace, name) = world.object(id);
+    let key = ["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name];
+    world.plane.until(&key, LIMIT, |found| found.is_some_and(&wanted)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn actions_run_in_order_around_the_release_and_each_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("said");
+    let say =
+        |what: &str| format!("execute: {{component: web, command: [sh, -c, 'echo {what} >> {}']}}", file.display());
+    let job = "run_job: {component: web, image: example.com/tool:1, command: [work]}";
+    let actions = format!(
+        "  actions:
+  - {{name: prepare, hook: setup, mode: pre, steps: [{{{job}}}]}}
+  - {{name: fill, hook: setup, mode: core, steps: [{{{}}}, {{wait: {{seconds: 1}}}}]}}
+  - {{name: warm, hook: setup, mode: post, steps: [{{{}}}]}}
+  - {{name: migrate, hook: upgrade, mode: pre, steps: [{{{}}}, {{stop_components: [web]}}, {{{job}}}, {{start_components: [web]}}]}}
+  - {{name: reindex, hook: upgrade, mode: core, steps: [{{{}}}]}}
+  - {{name: announce, hook: upgrade, mode: post, steps: [{{{job}}}]}}
+  - {{name: save, hook: before_delete, mode: pre, steps: [{{{}}}]}}
+",
+        say("fill"),
+        say("warm"),
+        say("dump"),
+        say("reindex"),
+        say("save"),
+    );
+    let world = World::start_with(|drivers| driver(drivers, "busy", "web", "web", &actions)).await;
+    let (id, task) = world.client().create(input(&world, "busy")).await.unwrap();
+    let created = world.until_ended(&task).await;
+    ended(&created, "SUCCEEDED");
+    assert_eq!(lines(&file), ["fill", "warm"]);
+    let steps = created["steps"].as_array().unwrap();
+    let at = |name: &str, field: &str| {
+        let step = steps.iter().find(|step| step["name"] == name).unwrap_or_else(|| panic!("no {name}: {created:#}"));
+        step[field].as_str().unwrap_or_else(|| panic!("{name} has no {field}")).to_owned()
+    };
+    let order = [
+        ("Run prepare", "startedAt"),
+        ("Run prepare", "endedAt"),
+        ("Install or upgrade the HelmRelease", "startedAt"),
+        ("Install or upgrade the HelmRelease", "endedAt"),
+        ("Run fill (1 of 2)", "endedAt"),
+        ("Run fill (2 of 2)", "endedAt"),
+        ("Run warm", "endedAt"),
+        ("Wait for the deployment to be ready", "endedAt"),
+    ];
+    let times: Vec<String> = order.iter().map(|(name, field)| at(name, field)).collect();
+    assert!(times.is_sorted(), "{times:#?}");
+    let (namespace, name) = world.object(&id);
+    let release = world.plane.get(&[HELM, "HelmRelease", &namespace, &name]).await.unwrap();
+    let jobs = world.plane.kubectl(&["-n", &name, "get", "jobs", "-o", "json"]).await;
+    let jobs: Value = serde_json::from_str(&jobs).unwrap();
+    let prepared = jobs["items"][0]["status"]["completionTime"].as_str().unwrap();
+    assert!(Some(prepared) <= release["metadata"]["creationTimestamp"].as_str(), "{jobs:#} {release:#}");
+
+    // While it is upgraded, the pods are gone during the migration, and come back before the release.
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::<String>::new()));
+    let watch = {
+        let (seen, api) = (seen.clone(), world.plane.api("apps/v1", "Deployment", &name));
+        let name = name.clone();
+        tokio::spawn(async move {
+            loop {
+                if let Ok(Some(found)) = api.get_opt(&name).await {
+                    let spec = &found.data["spec"];
+                    let now = format!("{} {}", spec["template"]["spec"]["containers"][0]["image"], spec["replicas"]);
+                    let mut seen = seen.lock().unwrap();
+                    if seen.last() != Some(&now) {
+                        seen.push(now);
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+    };
+    let task = upgrade(&world, &id, "1.28").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    watch.abort();
+    let seen: Vec<String> = seen.lock().unwrap().iter().map(|one| one.replace('"', "")).collect();
+    assert_eq!(seen, ["nginx:1.27 1", "nginx:1.27 0", "nginx:1.27 1", "nginx:1.28 1"]);
+    assert_eq!(lines(&file), ["fill", "warm", "dump", "reindex"]);
+    let status = object(&world, &id).await["status"].clone();
+    assert_eq!((status["stoppedComponents"].clone(), status["phase"].as_str()), (Value::Null, Some("Ready")));
+
+    // An agent that starts anew runs nothing again.
+    world.agent.kill().await;
+    world.agent.restart().await;
+    let task = world.client().set_variable(&id, "A", "b").await.unwrap().unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    assert_eq!(lines(&file).len(), 4);
+
+    let task = world.client().delete(&id).await.unwrap().unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    assert_eq!(lines(&file), ["fill", "warm", "dump", "reindex", "save"]);
+    assert!(world.plane.get(&["v1", "Namespace", "", &name]).await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failing_action_leaves_the_release_and_the_next_change_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let flag = folder.path().join("migrated");
+    let actions = format!(
+        "  actions:
+  - {{name: migrate, hook: upgrade, mode: pre, steps: [{{execute: {{component: web, command: [sh, -c, 'test -e {} || {{ echo no such table >&2; exit 3; }}']}}}}]}}
+",
+        flag.display()
+    );
+    let failing = "  actions:
+  - {name: prepare, hook: setup, mode: pre, steps: [{run_job: {component: web, image: 'example.com/tool:exit-1', command: [work]}}]}
+";
+    let world = World::start_with(|drivers| {
+        driver(drivers, "migrating", "web", "web", &actions);
+        driver(drivers, "failing", "web", "web", failing);
+    })
+    .await;
+    let client = world.client();
+    let (id, task) = client.create(input(&world, "migrating")).await.unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let (namespace, name) = world.object(&id);
+    let key = [HELM, "HelmRelease", namespace.as_str(), name.as_str()];
+    let before = world.plane.get(&key).await.unwrap();
+
+    let task = upgrade(&world, &id, "1.28").await;
+    let failed = world.until_ended(&task).await;
+    ended(&failed, "FAILED");
+    let steps = failed["steps"].as_array().unwrap();
+    let step = steps.iter().find(|step| step["name"] == "Run migrate").unwrap();
+    assert_eq!(step["state"], "FAILED");
+    let message = step["message"].as_str().unwrap();
+    assert!(message.contains("in container web of pod") && message.contains("no such table"), "{message}");
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let after = world.plane.get(&key).await.unwrap();
+    assert_eq!(after["spec"], before["spec"], "the release is not touched");
+    assert_eq!(after["metadata"]["generation"], before["metadata"]["generation"]);
+
+    // The cause is gone; the next change has the upgrade in it, since it never reached the cluster.
+    std::fs::write(&flag, "").unwrap();
+    let task = client.set_variable(&id, "A", "b").await.unwrap().unwrap();
+    let done = world.until_ended(&task).await;
+    ended(&done, "SUCCEEDED");
+    let image = world.plane.kubectl(&["-n", &name, "get", "deployments", "-o", "jsonpath={..image}"]).await;
+    assert!(image.contains("nginx:1.28"), "{image}");
+    let attempts: Vec<Value> = object(&world, &id).await["status"]["steps"].as_array().unwrap().clone();
+    let attempt = attempts.iter().find(|step| step["name"] == "Run migrate").unwrap();
+    assert_eq!((attempt["attempt"].as_i64(), attempt["state"].as_str()), (Some(2), Some("Succeeded")));
+
+    // A Job says with its last lines why.
+    let (id, task) = client
+        .create(json!({ "environment": world.environment, "name": "other", "driver": "failing",
+        "applicationVersion": "1.27", "parameters": { "image": "nginx" } }))
+        .await
+        .unwrap();
+    let failed = world.until_ended(&task).await;
+    ended(&failed, "FAILED");
+    let (namespace, name) = world.object(&id);
+    assert!(world.plane.get(&[HELM, "HelmRelease", &namespace, &name]).await.is_none());
+    let message = object(&world, &id).await["status"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("styrmin-hook-") && message.lines().count() >= 2, "with the log: {message}");
+    // And it goes although nothing of it ever ran.
+    let task = client.delete(&id).await.unwrap().unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_and_started_in_the_middle_of_an_upgrade() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let (_, name) = world.object(&id);
+    let key = ["apps/v1", "Deployment", name.as_str(), name.as_str()];
+    // Its pods never start, so Flux waits.
+    upgrade(&world, &id, "image-pull").await;
+    until_object(&world, &id, |found| found["status"]["phase"] == "CreatingHelmRelease").await;
+    world.edit(&id, |text| text.replace("lifecycle: running", "lifecycle: stopped")).await;
+    let stopped = until_object(&world, &id, |found| found["status"]["displayState"] == "Stopped").await;
+    assert_eq!(stopped["status"]["phase"], "Ready");
+    world.plane.until(&key, LIMIT, |found| found.is_some_and(|found| found["spec"]["replicas"] == 0)).await;
+    let pods = world.plane.kubectl(&["-n", &name, "get", "pods", "-o", "name"]).await;
+    assert_eq!(pods.trim(), "");
+    // And started again, with an image that there is.
+    let task = upgrade(&world, &id, "1.28").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let running = world.plane.get(&key).await.unwrap();
+    assert_eq!((running["spec"]["replicas"].as_i64(), running["status"]["readyReplicas"].as_i64()), (Some(1), Some(1)));
+    assert_eq!(object(&world, &id).await["status"]["displayState"], "Running");
+}
+
+/// Names of the service aliases in a namespace.
+async fn aliases(world: &World, namespace: &str) -> Vec<String> {
+    let found = world
+        .plane
+        .kubectl(&[
+            "-n",
+            namespace,
+            "get",
+            "services",
+            "-l",
+            "styrmin.io/service-alias=true",
+            "-o",
+            "jsonpath={range .items[*]}{.metadata.name}={.spec.externalName} {end}",
+        ])
+        .await;
+    found.split_whitespace().map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_network_of_three_deployments_in_two_environments() {
+    let world = World::start_with(|drivers| driver(drivers, "shop", "shop", "web", "")).await;
+    let client = world.client();
+    let other = client.environment(&world.cluster, "other").await;
+    let (web, first) = client.web(&world.environment, "front").await;
+    let (shop, second) = client
+        .create(
+            input(&world, "shop")
+                .as_object()
+                .map(|input| {
+                    let mut input = input.clone();
+                    input.insert("name".into(), "shop".into());
+                    Value::Object(input)
+                })
+                .unwrap(),
+        )
+        .await
+        .unwrap();
+    let (alone, third) = client.web(&other, "front").await;
+    for task in [&first, &second, &third] {
+        ended(&world.until_ended(task).await, "SUCCEEDED");
+    }
+    let namespace = |id: &str| format!("styrmin-{id}");
+    let expect = async |id: &str, wanted: Vec<String>| {
+        eventually("the aliases are as they should be", LIMIT, async || {
+            let found = aliases(&world, &namespace(id)).await;
+            if found == wanted { Ok(()) } else { Err(found) }
+        })
+        .await;
+    };
+    let leads_to = |name: &str, id: &str| format!("{name}={name}.styrmin-{id}.svc.cluster.local");
+    expect(&web, vec![leads_to("shop", &shop)]).await;
+    expect(&shop, vec![leads_to("web", &web)]).await;
+    expect(&alone, vec![]).await;
+    // Each has a Service by its declared name, on the pod's port by the name that the chart gave it.
+    let service = world.plane.get(&["v1", "Service", &namespace(&shop), "shop"]).await.unwrap();
+    assert_eq!(
+        (&service["spec"]["ports"][0]["port"], &service["spec"]["ports"][0]["targetPort"]),
+        (&json!(8080), &json!("http"))
+    );
+    let policy = world
+        .plane
+        .get(&["networking.k8s.io/v1", "NetworkPolicy", &namespace(&shop), "allow-environment-to-web"])
+        .await
+        .unwrap();
+    let rule = &policy["spec"]["ingress"][0];
+    assert_eq!(rule["ports"][0]["port"], "http");
+    assert_eq!(
+        rule["from"][0]["namespaceSelector"]["matchLabels"]["styrmin/environment_id"],
+        world.environment.as_str()
+    );
+    for (id, environment) in [(&web, &world.environment), (&alone, &other)] {
+        let found = world.plane.get(&["v1", "Namespace", "", &namespace(id)]).await.unwrap();
+        assert_eq!(found["metadata"]["labels"]["styrmin/environment_id"], environment.as_str());
+        let egress = ["networking.k8s.io/v1", "NetworkPolicy", &namespace(id), "allow-egress-to-environment"];
+        assert!(world.plane.get(&egress).await.is_some());
+    }
+
+    // What is changed or removed by hand comes back within a timer, and is counted.
+    let drifts = async |id: &str| object(&world, id).await["status"]["driftCorrections"].as_i64().unwrap_or_default();
+    let ns = namespace(&web);
+    let policy = ["networking.k8s.io/v1", "NetworkPolicy", ns.as_str(), "allow-environment-to-web"];
+    for (change, key, is_back) in [
+        (vec!["-n", &ns, "delete", "service", "shop"], ["v1", "Service", ns.as_str(), "shop"], "/spec/externalName"),
+        (vec!["-n", &ns, "delete", "networkpolicy", "allow-environment-to-web"], policy, "/spec/ingress"),
+        (
+            vec!["-n", &ns, "patch", "service", "web", "--type=merge", "-p", r#"{"spec":{"selector":{"nobody":"x"}}}"#],
+            ["v1", "Service", ns.as_str(), "web"],
+            "/spec/selector/app.kubernetes.io~1component",
+        ),
+        (
+            vec!["label", "namespace", &ns, "styrmin/environment_id-"],
+            ["v1", "Namespace", "", ns.as_str()],
+            "/metadata/labels/styrmin~1environment_id",
+        ),
+    ] {
+        let before = drifts(&web).await;
+        world.plane.kubectl(&change).await;
+        world
+            .plane
+            .until(&key, LIMIT, |found| {
+                found.is_some_and(|found| {
+                    found.pointer(is_back).is_some() && found.pointer("/spec/selector/nobody").is_none()
+                })
+            })
+            .await;
+        until_object(&world, &web, |found| {
+            found["status"]["driftCorrections"].as_i64() == Some(before + 1)
+                && !found["status"]["conditions"].as_array().unwrap().iter().any(|one| one["type"] == "Drifted")
+        })
+        .await;
+    }
+    let events = world.plane.kubectl(&["-n", &world.object(&web).0, "get", "events.events.k8s.io", "-o", "json"]).await;
+    assert!(events.contains("Put back NetworkPolicy allow-environment-to-web"), "an event says what");
+
+    // Two of one name: the older one has it, and the other is told.
+    let (late, task) = client
+        .create(json!({ "environment": world.environment, "name": "late", "driver": "shop",
+        "applicationVersion": "1.27", "parameters": { "image": "nginx" } }))
+        .await
+        .unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    expect(&web, vec![leads_to("shop", &shop)]).await;
+    until_object(&world, &web, |found| {
+        let conditions = found["status"]["conditions"].as_array().unwrap();
+        conditions.iter().any(|one| one["type"] == "AliasCollision" && one["message"].as_str().unwrap().contains(&shop))
+    })
+    .await;
+    assert_eq!(drifts(&web).await, 4, "an alias that follows a new deployment is no drift");
+
+    // The end of its owner is the end of an alias, and the next one has the name.
+    let task = client.delete(&shop).await.unwrap().unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    expect(&web, vec![leads_to("shop", &late)]).await;
+
+    // Left behind on purpose: its application and its aliases stay.
+    let (environment, name) = world.object(&late);
+    world
+        .plane
+        .kubectl(&["-n", &environment, "annotate", "styrmindeployment", &name, "styrmin.io/skip-teardown=true"])
+        .await;
+    until_object(&world, &late, |found| found["status"]["latched"]["skipTeardown"] == found["metadata"]["uid"]).await;
+    world
+        .plane
+        .kubectl(&[
+            "-n",
+            FLUX,
+            "patch",
+            "kustomization",
+            &format!("styrmin-{}-s0", world.environment),
+            "--type=merge",
+            "-p",
+            r#"{"spec":{"suspend":true}}"#,
+        ])
+        .await;
+    world.plane.kubectl(&["-n", &environment, "delete", "styrmindeployment", &name]).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(world.plane.get(&["apps/v1", "Deployment", &name, &name]).await.is_some());
+    expect(&web, vec![leads_to("shop", &late)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_override_whose_container_is_not_there_is_named() {
+    let world = World::start_with(|drivers| driver(drivers, "other", "web", "nope", "")).await;
+    let client = world.client();
+    let (id, task) = client.create(input(&world, "other")).await.unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let task = client.set_variable(&id, "A", "b").await.unwrap().unwrap();
+    let failed = world.until_ended(&task).await;
+    ended(&failed, "FAILED");
+    let found = until_object(&world, &id, |found| found["status"]["phase"] == "Failed").await;
+    let message = found["status"]["message"].as_str().unwrap();
+    assert!(message.contains("COMPONENT_CONTAINER_NOT_FOUND") && message.contains("\"nope\""), "{message}");
+    // Without it the next change works.
+    let task = world.update(&id, json!({ "config": { "remove": ["/env_vars/A"] } })).await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    world.until_state(&id, "RUNNING").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn environments_and_releases_are_kept_from_being_deleted() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let (namespace, name) = world.object(&id);
+    let refused = async |arguments: &[&str]| {
+        let output = world.plane.kubectl_fails(arguments).await;
+        assert!(output.contains("styrmin.io/allow-delete="), "it says how: {output}");
+    };
+    refused(&["delete", "namespace", &namespace, "--wait=false"]).await;
+    refused(&["-n", &namespace, "delete", "helmrelease", &name]).await;
+    refused(&["-n", &namespace, "delete", "helmreleases", "--all"]).await;
+    // A controller is refused as well: this is the account that kustomize-controller would have.
+    world.plane.kubectl(&["create", "serviceaccount", "-n", FLUX, "somebody"]).await;
+    world
+        .plane
+        .kubectl(&[
+            "create",
+            "clusterrolebinding",
+            "somebody",
+            "--clusterrole=cluster-admin",
+            &format!("--serviceaccount={FLUX}:somebody"),
+        ])
+        .await;
+    refused(&[
+        "-n",
+        &namespace,
+        "delete",
+        "helmrelease",
+        &name,
+        &format!("--as=system:serviceaccount:{FLUX}:somebody"),
+    ])
+    .await;
+    assert!(world.plane.get(&["apps/v1", "Deployment", &name, &name]).await.is_some());
+    // A word that means another object means nothing.
+    world.plane.kubectl(&["-n", &namespace, "annotate", "helmrelease", &name, "styrmin.io/allow-delete=true"]).await;
+    refused(&["-n", &namespace, "delete", "helmrelease", &name]).await;
+    let uid = world.plane.get(&[HELM, "HelmRelease", &namespace, &name]).await.unwrap()["metadata"]["uid"].clone();
+    let allow = format!("styrmin.io/allow-delete={}", uid.as_str().unwrap());
+    world.plane.kubectl(&["-n", &namespace, "annotate", "--overwrite", "helmrelease", &name, &allow]).await;
+    world.plane.kubectl(&["-n", &namespace, "delete", "helmrelease", &name]).await;
+    // The operator makes it again, and may delete it itself.
+    let key = [HELM, "HelmRelease", namespace.as_str(), name.as_str()];
+    world.plane.until(&key, LIMIT, |found| found.is_some_and(|found| found["metadata"]["uid"] != uid)).await;
+    world.until_state(&id, "RUNNING").await;
+    let task = client.delete(&id).await.unwrap().unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    // And an environment can go when somebody means it.
+    let uid = world.plane.get(&["v1", "Namespace", "", &namespace]).await.unwrap()["metadata"]["uid"].clone();
+    let allow = format!("styrmin.io/allow-delete={}", uid.as_str().unwrap());
+    world.plane.kubectl(&["annotate", "namespace", &namespace, &allow]).await;
+    world.plane.kubectl(&["delete", "namespace", &namespace, "--wait=false"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_cannot_be_read_disturbs_no_other() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    // Nothing but the API server's schema keeps such objects out; without it they get in.
+    let loose = json!([{ "op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema",
+        "value": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } }]);
+    world
+        .plane
+        .kubectl(&["patch", "crd", "styrmindeployments.styrmin.io", "--type=json", "-p", &loose.to_string()])
+        .await;
+    let (namespace, _) = world.object(&id);
+    for (name, spec) in
+        [("styrmin-a", json!({})), ("styrmin-b", json!({ "deploymentId": 7 })), ("styrmin-c", json!("text"))]
+    {
+        let bad = json!({ "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment",
+            "metadata": { "name": name, "namespace": namespace }, "spec": spec });
+        eventually("the API server takes it", LIMIT, async || {
+            world.plane.try_apply(&bad).await.map_err(|error| error.to_string())
+        })
+        .await;
+    }
+    // Also for an agent that begins with them.
+    world.agent.kill().await;
+    world.agent.restart().await;
+    let task = client.set_variable(&id, "A", "b").await.unwrap().unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    world.until_state(&id, "RUNNING").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delete_that_is_reverted_while_it_runs_comes_back() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let (namespace, name) = world.object(&id);
+    let before = object(&world, &id).await["metadata"]["uid"].clone();
+    // Something in the application's namespace does not go yet.
+    let holds = json!({ "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "holds", "namespace": name, "finalizers": ["example.com/holds"] } });
+    world.plane.apply(&holds).await;
+    client.delete(&id).await.unwrap().unwrap();
+    until_object(&world, &id, |found| {
+        found["status"]["message"].as_str().is_some_and(|message| message.contains(&format!("Namespace {name}")))
+    })
+    .await;
+    world.revert().await;
+    let source = ["source.toolkit.fluxcd.io/v1", "GitRepository", FLUX, "styrmin"];
+    let head = world.head().await;
+    world
+        .plane
+        .until(&source, LIMIT, |found| {
+            found.is_some_and(|found| found["status"]["artifact"]["revision"].as_str().unwrap().ends_with(&head))
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(object(&world, &id).await["metadata"]["uid"], before, "it is still going");
+    world
+        .plane
+        .kubectl(&[
+            "-n",
+            &name,
+            "patch",
+            "configmap",
+            "holds",
+            "--type=merge",
+            "-p",
+            r#"{"metadata":{"finalizers":null}}"#,
+        ])
+        .await;
+    let back =
+        until_object(&world, &id, |found| found["metadata"]["uid"] != before && found["status"]["phase"] == "Ready")
+            .await;
+    assert_eq!(back["metadata"]["namespace"], namespace.as_str());
+    world
+        .plane
+        .until(&["apps/v1", "Deployment", &name, &name], LIMIT, |found| {
+            found.is_some_and(|found| found["status"]["readyReplicas"].as_i64() >= Some(1))
+        })
+        .await;
+}
