@@ -12,6 +12,7 @@ pub mod clock;
 pub mod flux;
 pub mod kept;
 pub mod lease;
+pub mod metrics;
 pub mod operator;
 pub mod reporter;
 pub mod server;
@@ -38,7 +39,13 @@ const FIRST_LISTS: Duration = Duration::from_secs(30);
 /// runs it starts it again.
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
     styrmin_client::choose_tls();
-    let client = kube::Client::try_default().await.context("no connection to a cluster is configured")?;
+    let config = kube::Config::infer().await.context("no connection to a cluster is configured")?;
+    let client = kube::client::ClientBuilder::try_from(config).context("the connection to the cluster")?;
+    let client = client.with_layer(&metrics::Counting).build();
+    if let Some(address) = settings.metrics_listen {
+        let served = metrics::serve(address, stop.clone()).await;
+        served.with_context(|| format!("STYRMIN_METRICS_LISTEN={address}"))?;
+    }
     let identity = lease::identity(settings.identity.as_deref());
     let lease = lease::acquire(&client, &identity, &settings, &stop).await?;
     let Some(lease) = lease else { return Ok(()) };

@@ -48,6 +48,9 @@ pub struct Settings {
     /// How long this agent leads without being heard of, in seconds: another one takes over after that.
     #[arg(long, env = "STYRMIN_LEASE_DURATION", default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=300))]
     pub lease_duration: u32,
+    /// Where `/metrics` and `/healthz` are served, such as 0.0.0.0:9090; nowhere by default.
+    #[arg(long, env = "STYRMIN_METRICS_LISTEN")]
+    pub metrics_listen: Option<std::net::SocketAddr>,
     /// Log lines as JSON.
     #[arg(long, env = "STYRMIN_LOG_JSON")]
     pub log_json: bool,

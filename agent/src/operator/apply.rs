@@ -172,7 +172,10 @@ async fn write_status(object: &StyrminDeployment, status: &StyrminDeploymentStat
         "status": value,
     });
     let answer = api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await;
-    answer.map(drop).map_err(OperatorError::of(format!("writing the status of {namespace}/{name}")))
+    answer.map_err(OperatorError::of(format!("writing the status of {namespace}/{name}")))?;
+    let before = object.status.clone().unwrap_or_default();
+    context.phases.written(object.uid().as_deref().unwrap_or_default(), &before, status);
+    Ok(())
 }
 
 fn without_nulls(value: &mut Value) {

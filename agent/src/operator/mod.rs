@@ -16,6 +16,7 @@ pub mod steps;
 mod teardown;
 
 use crate::clock;
+use crate::metrics::{self, Phases, Queue};
 use crate::server::Server;
 use crate::settings::Settings;
 use crate::watch::{Changed, Watch};
@@ -58,6 +59,8 @@ pub(crate) struct Context {
     recorder: Recorder,
     executions: execute::Executions,
     drivers: drivers::Drivers,
+    queue: Arc<Queue<ObjectRef<StyrminDeployment>>>,
+    phases: Phases,
 }
 
 /// Why a pass failed.
@@ -93,11 +96,14 @@ type Result<T> = std::result::Result<T, OperatorError>;
 /// Works until `stop`.
 pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, settings: &Settings, stop: CancellationToken) {
     let reporter = Reporter { controller: "styrmin-operator".into(), instance: None };
+    let queue = Arc::new(Queue::default());
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         client,
         executions: execute::Executions::default(),
         drivers: drivers::Drivers::default(),
+        queue: Arc::clone(&queue),
+        phases: Phases::default(),
         watch: Arc::clone(&watch),
         server,
         settings: settings.decisions(),
@@ -107,7 +113,9 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
     // The watch is shared with the reporter; every trigger comes from it.
     let controller = Controller::for_stream(futures::stream::pending(), watch.deployments.clone())
         .with_config(Config::default().concurrency(CONCURRENCY))
-        .reconcile_on(triggers(Arc::clone(&watch)))
+        .reconcile_on(triggers(Arc::clone(&watch)).inspect(move |one| {
+            queue.add(one.clone(), watch.deployments.len());
+        }))
         .graceful_shutdown_on(stop.cancelled_owned());
     let passes = controller.run(reconcile, error_policy, context);
     passes
@@ -156,7 +164,16 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = ObjectRef<StyrminDeployment
 }
 
 async fn reconcile(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<Action> {
-    tokio::time::timeout(PASS_LIMIT, pass(object, context)).await.unwrap_or(Err(OperatorError::Slow))
+    context.queue.take(&ObjectRef::from_obj(object.as_ref()));
+    let began = tokio::time::Instant::now();
+    let result = tokio::time::timeout(PASS_LIMIT, pass(object, context)).await.unwrap_or(Err(OperatorError::Slow));
+    let name = match &result {
+        Ok(_) => "done",
+        Err(error) if error.is_stale() => "conflict",
+        Err(_) => "failed",
+    };
+    metrics::pass(name, began.elapsed());
+    result
 }
 
 async fn pass(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<Action> {
