@@ -31,7 +31,8 @@ pub struct World {
 }
 
 /// The objects of a file with several YAML documents.
-fn documents(text: &str) -> Vec<Value> {
+#[must_use]
+pub fn documents(text: &str) -> Vec<Value> {
     text.split("---\n").filter(|part| !part.trim().is_empty()).map(|part| yaml::from_str(part).unwrap()).collect()
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 use styrmin_tests::server::Api as _;
-use styrmin_tests::world::{LIMIT, World, driver};
+use styrmin_tests::world::{LIMIT, World, documents, driver};
 use styrmin_tests::{eventually, plane::FLUX};
 
 const HELM: &str = "helm.toolkit.fluxcd.io/v2";
@@ -543,4 +543,20 @@ async fn a_delete_that_is_reverted_while_it_runs_comes_back() {
             found.is_some_and(|found| found["status"]["readyReplicas"].as_i64() >= Some(1))
         })
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agents_pod_is_admitted_under_the_restricted_profile() {
+    let world = World::start().await;
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests/deployment.yaml");
+    for object in documents(&std::fs::read_to_string(path).unwrap()) {
+        world.plane.apply(&object).await;
+    }
+    let key = ["apps/v1", "Deployment", "styrmin-system", "styrmin-agent"];
+    world.plane.until(&key, LIMIT, |found| found.is_some_and(|found| found["status"]["readyReplicas"] == 1)).await;
+    // And the profile is in force, also after Flux has applied the namespace.
+    let loose = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "loose", "namespace": "styrmin-system" },
+        "spec": { "containers": [{ "name": "c", "image": "i" }] } });
+    let refused = world.plane.try_apply(&loose).await.unwrap_err().to_string();
+    assert!(refused.contains("restricted"), "{refused}");
 }

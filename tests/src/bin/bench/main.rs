@@ -1,6 +1,8 @@
 //! Benchmarks: ours and a peer's in the same run, equal results proved, ratios as JSON lines.
 //!
-//! `./scripts/bench commit`, `render` and `loop`; what each measures stands at its function.
+//! `./scripts/bench commit`, `render`, `loop` and `operator`; what each measures stands at its function.
+
+mod operator;
 
 use clap::{Parser, Subcommand};
 use futures::future::join_all;
@@ -44,6 +46,11 @@ enum Bench {
     Render,
     /// From mutations to ready pods.
     Loop,
+    /// The operator with many deployments.
+    Operator {
+        /// How many; 1,000 and 10,000 when absent.
+        count: Option<usize>,
+    },
 }
 
 #[tokio::main]
@@ -63,6 +70,9 @@ async fn main() {
         }
         Bench::Render => render().await,
         Bench::Loop => whole_loop().await,
+        Bench::Operator { count } => {
+            operator::operator(&count.map_or_else(|| vec![1000, 10_000], |count| vec![count])).await;
+        }
     }
 }
 
