@@ -9,6 +9,7 @@ pub mod gitea;
 pub mod plane;
 pub mod postgres;
 pub mod remote;
+pub mod scripted;
 pub mod server;
 pub mod tools;
 pub mod trace;

@@ -36,6 +36,23 @@ pub fn documents(text: &str) -> Vec<Value> {
     text.split("---\n").filter(|part| !part.trim().is_empty()).map(|part| yaml::from_str(part).unwrap()).collect()
 }
 
+/// Installs our kind, and exactly the rights that the agent needs.
+pub async fn install_agent(plane: &Plane) {
+    plane.apply(&spec::crd()).await;
+    for file in ["rbac.yaml", "protection.yaml"] {
+        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests").join(file);
+        for object in documents(&std::fs::read_to_string(manifests).unwrap()) {
+            plane.apply(&object).await;
+        }
+    }
+}
+
+/// A token of the agent's account.
+pub async fn account(plane: &Plane) -> String {
+    let arguments = ["-n", "styrmin-system", "create", "token", "styrmin-agent", "--duration=24h"];
+    plane.kubectl(&arguments).await.trim().to_owned()
+}
+
 impl World {
     /// Starts everything, up to an environment that Flux has applied.
     pub async fn start() -> Self {
@@ -54,13 +71,7 @@ impl World {
         let environment = client.environment(&cluster, "e").await;
         server.drained(LIMIT).await;
 
-        plane.apply(&spec::crd()).await;
-        for file in ["rbac.yaml", "protection.yaml"] {
-            let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests").join(file);
-            for object in documents(&std::fs::read_to_string(manifests).unwrap()) {
-                plane.apply(&object).await;
-            }
-        }
+        install_agent(&plane).await;
         let secret = |name: &str, data: Value| json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": FLUX, "name": name }, "stringData": data });
         plane.apply(&secret("styrmin-git", json!({ "username": "agent", "password": token }))).await;
         plane.apply(&secret("styrmin-age", json!({ "age.agekey": key.to_string().expose_secret() }))).await;
@@ -68,8 +79,7 @@ impl World {
         for object in documents(&files["flux/styrmin.yaml"]) {
             plane.apply(&object).await;
         }
-        let account =
-            plane.kubectl(&["-n", "styrmin-system", "create", "token", "styrmin-agent", "--duration=24h"]).await;
+        let account = account(&plane).await;
         let agent = Program::start(recipe(&plane, &server, "agent", &account, &token), plane.logs());
         let world = Self { server, plane, agent, cluster, environment, token };
         let namespace = format!("styrmin-env-{}", world.environment);
@@ -79,8 +89,7 @@ impl World {
 
     /// A second agent with the same token.
     pub async fn second_agent(&self) -> Program {
-        let account =
-            self.plane.kubectl(&["-n", "styrmin-system", "create", "token", "styrmin-agent", "--duration=24h"]).await;
+        let account = account(&self.plane).await;
         Program::start(recipe(&self.plane, &self.server, "agent-2", &account, &self.token), self.plane.logs())
     }
 
@@ -200,7 +209,7 @@ pub fn driver(folder: &Path, name: &str, service: &str, container: &str, actions
 }
 
 fn recipe(plane: &Plane, server: &Server, name: &str, account: &str, token: &str) -> Recipe {
-    let kubeconfig = plane.kubeconfig_of(name, account.trim());
+    let kubeconfig = plane.kubeconfig_of(name, account);
     let environment = [
         ("KUBECONFIG", kubeconfig.to_string_lossy().into_owned()),
         ("STYRMIN_SERVER_ADDRESS", server.address()),

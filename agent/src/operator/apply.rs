@@ -198,7 +198,12 @@ async fn record_applied(
 ) -> Result<()> {
     let namespace = object.namespace().unwrap_or_default();
     let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), &namespace);
-    let newest = gathered.revisions.last().map_or(0, |revision| revision.revision);
+    let newest = gathered.revisions.last();
+    if let Some(known) = newest.filter(|_| gathered.applied() == Some(&object.spec)) {
+        // Recorded already, by a pass that was cut off before it had removed the others.
+        return forget_others(&known.name_any(), gathered, &namespace, context).await;
+    }
+    let newest = newest.map_or(0, |revision| revision.revision);
     let digest = object.spec.digest();
     let name = format!("{}-{}-{}", object.spec.deployment_id.object_name(), newest + 1, canonical::short(&digest));
     let revision = ControllerRevision {
@@ -221,23 +226,27 @@ async fn record_applied(
         .create(&PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() }, &revision)
         .await
     {
-        Err(Error::Api(status)) if status.code == 409 => {}
+        // Not every conflict says that it is there: a quota, for example, has its own.
+        Err(Error::Api(status)) if status.reason == "AlreadyExists" => {}
         answer => {
             answer.map_err(OperatorError::of(format!(
                 "recording what was applied as ControllerRevision {namespace}/{name}"
             )))?;
         }
     }
-    for old in &gathered.revisions {
+    forget_others(&name, gathered, &namespace, context).await
+}
+
+/// Removes every record but one.
+async fn forget_others(name: &str, gathered: &Gathered, namespace: &str, context: &Context) -> Result<()> {
+    for old in gathered.revisions.iter().filter(|old| old.name_any() != name) {
         let key = ObjectKey {
             version: "apps/v1".into(),
             kind: "ControllerRevision".into(),
-            namespace: namespace.clone(),
+            namespace: namespace.to_owned(),
             name: old.name_any(),
         };
-        if old.name_any() != name {
-            delete(context, &key).await?;
-        }
+        delete(context, &key).await?;
     }
     Ok(())
 }

@@ -749,13 +749,11 @@ fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     let stopped = spec.lifecycle == Lifecycle::Stopped;
     status.display_state = Some(if stopped { status::STOPPED } else { status::RUNNING }.into());
     status.message = None;
-    // Recorded before the phase says so: a deployment that is ready has its record.
-    let known = was.as_deref() == Some(phase::READY) || observed.applied == Some(spec);
-    let before = if known { Vec::new() } else { vec![Action::RecordApplied] };
-    let notes = if was.as_deref() == Some(phase::READY) {
-        Vec::new()
+    // Recorded before the phase says so: a deployment that is ready has its record, and no other one.
+    let (before, notes) = if was.as_deref() == Some(phase::READY) {
+        (Vec::new(), Vec::new())
     } else {
-        vec![note("Ready", format!("Instance {} is ready", spec.instance_id))]
+        (vec![Action::RecordApplied], vec![note("Ready", format!("Instance {} is ready", spec.instance_id))])
     };
     let after = observed.stale.iter().cloned().map(Action::Delete).collect();
     Decision { before, status, after, notes, ..Decision::default() }

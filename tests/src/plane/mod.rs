@@ -9,10 +9,12 @@ mod certificates;
 mod gate;
 mod ports;
 mod program;
+mod proxy;
 
 pub use gate::Gate;
 pub use ports::Port;
 pub use program::{Program, Recipe};
+pub use proxy::{Call, Class, Proxy};
 
 use crate::{eventually, tools};
 use certificates::Certificates;
@@ -330,6 +332,11 @@ impl Plane {
     #[must_use]
     pub fn kubeconfig_of(&self, name: &str, token: &str) -> PathBuf {
         write_kubeconfig(&self.folder, name, self.api.number(), token, &self.certificates)
+    }
+
+    /// Opens a proxy in front of the API server, for an agent whose calls a test disturbs.
+    pub async fn proxy(&self) -> Proxy {
+        Proxy::open(self.api.number(), &self.certificates.authority).await
     }
 
     /// The folder of this run.

@@ -102,6 +102,11 @@ impl Gathered {
         self.secrets.values().cloned().collect()
     }
 
+    /// What was last applied with success.
+    pub(super) fn applied(&self) -> Option<&StyrminDeploymentSpec> {
+        self.applied.as_ref()
+    }
+
     fn revision(&self) -> Option<&str> {
         self.revisions.last()?.metadata.name.as_deref()
     }

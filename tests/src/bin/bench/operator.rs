@@ -8,13 +8,11 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use styrmin_renderer::driver::Driver;
-use styrmin_renderer::{names, objects, spec, yaml};
+use styrmin_renderer::{names, objects, yaml};
 use styrmin_tests::plane::{Options, Plane, Port, Program, Recipe};
-use styrmin_tests::world::documents;
-use styrmin_tests::{eventually, http, server};
+use styrmin_tests::{eventually, http, server, world};
 
 /// Deployments in one environment.
 const PER_ENVIRONMENT: usize = 50;
@@ -34,13 +32,7 @@ pub(crate) async fn operator(counts: &[usize]) {
 
 async fn measure(count: usize) {
     let plane = Plane::start_with(Options { controllers: false, ..Options::default() }).await;
-    plane.apply(&spec::crd()).await;
-    for file in ["rbac.yaml", "protection.yaml"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests").join(file);
-        for object in documents(&std::fs::read_to_string(path).unwrap()) {
-            plane.apply(&object).await;
-        }
-    }
+    world::install_agent(&plane).await;
     let driver = Driver::from_files(server::text_files(&server::drivers().join("web-application"))).unwrap();
     plane.apply(&objects::driver_config_map(&driver)).await;
     let repository = objects::Repository {
@@ -66,9 +58,9 @@ async fn measure(count: usize) {
     let says_ready = tokio::spawn(ready(plane.client()));
 
     let metrics = Port::claim();
-    let account = plane.kubectl(&["-n", "styrmin-system", "create", "token", "styrmin-agent", "--duration=24h"]).await;
+    let account = world::account(&plane).await;
     let environment = [
-        ("KUBECONFIG", plane.kubeconfig_of("agent", account.trim()).to_string_lossy().into_owned()),
+        ("KUBECONFIG", plane.kubeconfig_of("agent", &account).to_string_lossy().into_owned()),
         ("STYRMIN_SERVER_ADDRESS", "http://127.0.0.1:9".to_owned()),
         ("STYRMIN_AGENT_TOKEN", "none".to_owned()),
         ("STYRMIN_REPORT_INTERVAL", "300".to_owned()),

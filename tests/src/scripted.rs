@@ -1,0 +1,131 @@
+//! Stand-ins for controllers that always do the same, at once: a helm-controller and the controller that
+//! empties namespaces.
+//!
+//! Tests that run a scenario many times need only what the operator sees of these controllers. The real
+//! one for namespaces waits five seconds before it begins.
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// How long a piece of work takes: long enough that a test sees who did not wait for it.
+const WORK: Duration = Duration::from_millis(150);
+/// Flux's finalizer.
+const FINALIZER: &str = "finalizers.fluxcd.io";
+
+/// Controllers that run; they end with the value.
+pub struct Scripted {
+    working: watch::Sender<bool>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Scripted {
+    /// Starts them. The client may do everything.
+    #[must_use]
+    pub fn start(client: &Client) -> Self {
+        let working = watch::channel(true).0;
+        let gate = working.subscribe();
+        let release = async move |client, object| release(client, object, gate.clone()).await;
+        let releases = each(client.clone(), ("helm.toolkit.fluxcd.io", "v2", "HelmRelease"), release);
+        let namespaces = each(client.clone(), ("", "v1", "Namespace"), namespace);
+        Self { working, tasks: [tokio::spawn(releases), tokio::spawn(namespaces)] }
+    }
+
+    /// Lets the helm-controller work, or not.
+    pub fn work(&self, working: bool) {
+        self.working.send_replace(working);
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+fn resource((group, version, kind): (&str, &str, &str)) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}
+
+/// Does something about each object that comes or changes. What does not succeed is done with the next
+/// event: somebody else was faster, or it is gone.
+async fn each(
+    client: Client,
+    kind: (&str, &str, &str),
+    work: impl AsyncFn(Client, DynamicObject) -> kube::Result<()> + Send,
+) {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
+    let events = watcher(api, watcher::Config::default()).default_backoff().applied_objects();
+    let mut events = std::pin::pin!(events.map_err(drop));
+    while let Some(event) = events.next().await {
+        if let Ok(object) = event {
+            let _ = work(client.clone(), object).await;
+        }
+    }
+}
+
+/// Every generation of a HelmRelease is installed as asked.
+async fn release(client: Client, object: DynamicObject, mut gate: watch::Receiver<bool>) -> kube::Result<()> {
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let kind = resource(("helm.toolkit.fluxcd.io", "v2", "HelmRelease"));
+    let api: Api<DynamicObject> = Api::namespaced_with(client, &namespace, &kind);
+    let parameters = PatchParams::default();
+    let others: Vec<&String> = object.finalizers().iter().filter(|known| *known != FINALIZER).collect();
+    let held = others.len() < object.finalizers().len();
+    if object.metadata.deletion_timestamp.is_some() {
+        if held {
+            tokio::time::sleep(WORK).await;
+            let _ = gate.wait_for(|working| *working).await;
+            let patch = json!({ "metadata": { "finalizers": others } });
+            api.patch(&name, &parameters, &Patch::Merge(&patch)).await?;
+        }
+        return Ok(());
+    }
+    if !held {
+        let all: Vec<&str> = others.into_iter().map(String::as_str).chain([FINALIZER]).collect();
+        api.patch(&name, &parameters, &Patch::Merge(&json!({ "metadata": { "finalizers": all } }))).await?;
+    }
+    let generation = object.metadata.generation;
+    if object.data["status"]["lastAttemptedGeneration"].as_i64() == generation {
+        return Ok(());
+    }
+    tokio::time::sleep(WORK).await;
+    let _ = gate.wait_for(|working| *working).await;
+    let reason = if generation == Some(1) { "InstallSucceeded" } else { "UpgradeSucceeded" };
+    let ready = json!({ "type": "Ready", "status": "True", "reason": reason, "message": "Helm succeeded",
+        "observedGeneration": generation, "lastTransitionTime": "2026-01-01T00:00:00Z" });
+    // In one write, so that nothing follows the event that says Ready.
+    let status =
+        json!({ "observedGeneration": generation, "lastAttemptedGeneration": generation, "conditions": [ready] });
+    api.patch_status(&name, &parameters, &Patch::Merge(&json!({ "status": status }))).await?;
+    Ok(())
+}
+
+/// A namespace that is going is emptied, and then let go.
+async fn namespace(client: Client, object: DynamicObject) -> kube::Result<()> {
+    if object.metadata.deletion_timestamp.is_none() {
+        return Ok(());
+    }
+    let name = object.name_any();
+    tokio::time::sleep(WORK).await;
+    for kind in [("", "v1", "Service"), ("networking.k8s.io", "v1", "NetworkPolicy"), ("", "v1", "Secret")] {
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &name, &resource(kind));
+        api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    }
+    let body =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name }, "spec": { "finalizers": [] } });
+    let request = http::Request::put(format!("/api/v1/namespaces/{name}/finalize"))
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(body.to_string().into_bytes())
+        .map_err(kube::Error::HttpError)?;
+    client.request::<Value>(request).await.map(drop)
+}

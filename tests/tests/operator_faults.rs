@@ -1,0 +1,540 @@
+//! The operator's fault table: one scenario, which has to end the same way whatever is lost on its way.
+//!
+//! The agent is the real program under its real rights; it reaches the API server through a proxy that
+//! loses answers, refuses calls, lists what is old and swallows events. Flux is scripted.
+
+use futures::FutureExt as _;
+use http::StatusCode;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use styrmin_renderer::config::Object;
+use styrmin_renderer::context::{self, Inputs, Named};
+use styrmin_renderer::driver::Driver;
+use styrmin_renderer::names::{DeploymentId, EnvironmentId, id_from_random};
+use styrmin_renderer::spec::{self, DriverRef, Lifecycle, StyrminDeploymentSpec};
+use styrmin_renderer::{canonical, objects};
+use styrmin_tests::plane::{Call, Class, Options, Plane, Port, Program, Proxy, Recipe, is_ready};
+use styrmin_tests::scripted::Scripted;
+use styrmin_tests::server::program;
+use styrmin_tests::{eventually, world};
+use tokio::sync::oneshot;
+
+/// How long one stage may take, whatever happens in it.
+const LIMIT: Duration = Duration::from_secs(60);
+/// So long after its last write an agent that is not disturbed has nothing more to do: longer than its timer.
+const QUIET: Duration = Duration::from_millis(1500);
+/// Nor has it when everything is listed anew.
+const REST: Duration = Duration::from_secs(6);
+/// How long what is old is all that the agent sees.
+const BEHIND: Duration = Duration::from_millis(400);
+/// No scenario has so many writes in a stage.
+const MANY: usize = 60;
+const RELEASES: &str = "/apis/helm.toolkit.fluxcd.io/v2/helmreleases";
+const DEPLOYMENTS: &str = "/apis/styrmin.io/v1alpha1/styrmindeployments";
+const DRIVER: &str = "apiVersion: styrmin.io/v1
+kind: ApplicationDriver
+metadata: {name: tested}
+spec:
+  version: 1.0.0
+  supported_versions: '*'
+  helm: {main: {location: 'https://charts.example.com', chart: web, version: 1.0.0}}
+  components:
+    web: {identifier: {label: {app: web}}, replicas: 2, containers: [web]}
+  services:
+  - {name: web, kind: http, scope: external, port: 80, component: web}
+";
+const VALUES: &str = "env: ${{ env_list(components.web.env_vars) }}\n";
+
+/// Calls of a scenario that fail once, at least.
+const CALLS: usize = 50;
+
+/// Events whose loss is tried: what they say, in which stage, and how to tell them.
+const LOST: [(&str, Stage, Tell); 7] = [
+    ("the creation of the object", Stage::Create, |event| {
+        is_of(event, "StyrminDeployment") && event["type"] == "ADDED"
+    }),
+    ("the change of the object", Stage::Update, |event| {
+        is_of(event, "StyrminDeployment") && event["object"]["spec"]["instanceId"] == "instance-2"
+    }),
+    ("the end of the object", Stage::Delete, |event| {
+        is_of(event, "StyrminDeployment") && !event["object"]["metadata"]["deletionTimestamp"].is_null()
+    }),
+    ("the status of the object", Stage::Create, |event| {
+        is_of(event, "StyrminDeployment") && event["object"]["status"]["phase"] == "CreatingHelmRelease"
+    }),
+    ("the first readiness of the HelmRelease", Stage::Create, is_ready_release),
+    ("the readiness of the changed HelmRelease", Stage::Update, is_ready_release),
+    ("the end of the HelmRelease", Stage::Delete, |event| is_of(event, "HelmRelease") && event["type"] == "DELETED"),
+];
+
+type Tell = fn(&Value) -> bool;
+
+fn is_of(event: &Value, kind: &str) -> bool {
+    event["object"]["kind"] == kind
+}
+
+fn is_ready_release(event: &Value) -> bool {
+    is_of(event, "HelmRelease") && is_ready(Some(&event["object"]))
+}
+
+/// What happens to a deployment, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Create,
+    Update,
+    Delete,
+}
+
+const STAGES: [Stage; 3] = [Stage::Create, Stage::Update, Stage::Delete];
+
+/// A control plane with an agent behind a proxy.
+struct Place {
+    plane: Plane,
+    proxy: Proxy,
+    agent: Program,
+    driver: Driver,
+    scripted: Scripted,
+    _nobody: Port,
+}
+
+impl Place {
+    async fn start() -> Self {
+        let plane = Plane::start_with(Options { controllers: false, ..Options::default() }).await;
+        world::install_agent(&plane).await;
+        let files = [("driver.styrmin.yml", DRIVER), ("values.styrmin.yml", VALUES)];
+        let files: BTreeMap<String, String> = files.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+        let driver = Driver::from_files(files).unwrap();
+        plane.apply(&objects::driver_config_map(&driver)).await;
+        let scripted = Scripted::start(&plane.client());
+        let proxy = plane.proxy().await;
+        let account = world::account(&plane).await;
+        let nobody = Port::claim();
+        let kubeconfig = proxy.kubeconfig(plane.folder(), "agent", &account);
+        let agent = Program::start(recipe(plane.folder(), &kubeconfig, &nobody), plane.logs());
+        Self { plane, proxy, agent, driver, scripted, _nobody: nobody }
+    }
+
+    /// Ends the agent at once, and starts another one that leads at once.
+    async fn restart(&self) {
+        self.agent.kill().await;
+        self.proxy.resume();
+        let leases = self.plane.api("coordination.k8s.io/v1", "Lease", "styrmin-system");
+        let _ = leases.delete("styrmin-agent", &DeleteParams::default()).await;
+        self.agent.restart().await;
+    }
+
+    /// A new deployment in an environment of its own, so that no other one changes what it gets.
+    async fn run(&self) -> Run<'_> {
+        let id = || id_from_random(rand::random());
+        let (environment, deployment): (EnvironmentId, DeploymentId) = (id().parse().unwrap(), id().parse().unwrap());
+        self.plane.apply(&objects::environment_namespace(&environment, "e")).await;
+        let specs = ["1", "2"].map(|level| spec_of(&self.driver, &environment, &deployment, level));
+        Run { place: self, environment, deployment, specs, uid: None }
+    }
+
+    /// Goes through the scenario without a fault; gives what each stage ends in.
+    async fn undisturbed(&self) -> [Value; 3] {
+        let mut run = self.run().await;
+        let mut found = Vec::new();
+        for stage in STAGES {
+            run.begin(stage).await;
+            run.reached(stage).await;
+            self.quiet(if stage == Stage::Update { REST } else { QUIET }).await;
+            found.push(run.snapshot().await);
+        }
+        found.try_into().unwrap()
+    }
+
+    /// What the agent would get if it listed a path now.
+    async fn list(&self, path: &str) -> String {
+        let of_path = |call: &&Call| call.class == Class::List && call.path == path;
+        let calls = self.proxy.calls();
+        let asked = calls.iter().rfind(of_path).unwrap_or_else(|| panic!("the agent never listed {path}"));
+        let request = http::Request::get(format!("{path}?{}", asked.query)).body(Vec::new()).unwrap();
+        self.plane.client().request_text(request).await.unwrap()
+    }
+
+    /// Waits until nothing was written for so long.
+    async fn quiet(&self, time: Duration) {
+        let mut seen = self.proxy.writes().len();
+        eventually("the agent is done", LIMIT, async || {
+            tokio::time::sleep(time).await;
+            let now = self.proxy.writes().len();
+            let same = std::mem::replace(&mut seen, now) == now;
+            if same { Ok(()) } else { Err(self.proxy.writes().pop()) }
+        })
+        .await;
+    }
+}
+
+fn recipe(folder: &Path, kubeconfig: &Path, server: &Port) -> Recipe {
+    let environment = [
+        ("KUBECONFIG", kubeconfig.to_string_lossy().into_owned()),
+        ("STYRMIN_SERVER_ADDRESS", format!("http://{}", server.address())),
+        ("STYRMIN_AGENT_TOKEN", "nobody".to_owned()),
+        ("STYRMIN_REPORT_INTERVAL", "300".to_owned()),
+        ("STYRMIN_OPERATOR_TIMER", "1".to_owned()),
+        ("STYRMIN_OPERATOR_RETRY_DELAY", "1".to_owned()),
+        ("STYRMIN_OPERATOR_RELIST", "5".to_owned()),
+        ("STYRMIN_LEASE_DURATION", "3".to_owned()),
+        ("STYRMIN_LOG", "info".to_owned()),
+    ];
+    Recipe {
+        name: "agent".into(),
+        program: program("styrmin-agent"),
+        arguments: Vec::new(),
+        environment: environment.map(|(key, value)| (key.to_owned(), value)).into(),
+        folder: folder.to_owned(),
+    }
+}
+
+fn spec_of(
+    driver: &Driver,
+    environment: &EnvironmentId,
+    deployment: &DeploymentId,
+    level: &str,
+) -> StyrminDeploymentSpec {
+    let config = json!({ "env_vars": { "LEVEL": level } });
+    let resolution = context::resolve(&Inputs {
+        cluster: Named { id: "clusterclust".parse().unwrap(), name: "c".into() },
+        environment: Named { id: environment.clone(), name: "e".into() },
+        deployment: Named { id: deployment.clone(), name: "front".into() },
+        driver,
+        application_version: "1",
+        cluster_config: &Object::new(),
+        environment_config: &Object::new(),
+        deployment_config: config.as_object().unwrap(),
+        parameters: &Object::new(),
+        secret_fingerprints: &BTreeMap::new(),
+    })
+    .unwrap();
+    StyrminDeploymentSpec {
+        deployment_id: deployment.clone(),
+        instance_id: format!("instance-{level}"),
+        lifecycle: Lifecycle::Running,
+        driver: DriverRef {
+            name: driver.name().into(),
+            version: driver.version.to_string(),
+            digest: driver.digest.clone(),
+        },
+        application_version: "1".into(),
+        context: resolution.context,
+        jobs: Vec::new(),
+    }
+}
+
+/// One deployment on its way through the scenario.
+struct Run<'a> {
+    place: &'a Place,
+    environment: EnvironmentId,
+    deployment: DeploymentId,
+    specs: [StyrminDeploymentSpec; 2],
+    uid: Option<String>,
+}
+
+impl Run<'_> {
+    fn name(&self) -> String {
+        self.deployment.object_name()
+    }
+
+    /// Does what people do at the beginning of a stage.
+    async fn begin(&mut self, stage: Stage) {
+        let plane = &self.place.plane;
+        let (namespace, name) = (self.environment.namespace(), self.name());
+        let api = plane.api("styrmin.io/v1alpha1", "StyrminDeployment", &namespace);
+        match stage {
+            Stage::Create => {
+                plane.apply(&spec::object(&self.specs[0], &self.environment, 1)).await;
+                self.uid = api.get(&name).await.unwrap().metadata.uid;
+            }
+            Stage::Update => plane.apply(&spec::object(&self.specs[1], &self.environment, 2)).await,
+            Stage::Delete => {
+                let confirmed = json!({ "metadata": { "annotations": { "styrmin.io/confirm-delete": self.uid } } });
+                api.patch(&name, &PatchParams::default(), &Patch::Merge(&confirmed)).await.unwrap();
+                api.delete(&name, &DeleteParams::default()).await.unwrap();
+            }
+        }
+    }
+
+    /// Waits until the operator says that a stage is over.
+    async fn reached(&self, stage: Stage) {
+        let (namespace, name) = (self.environment.namespace(), self.name());
+        let object = ["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name];
+        let instance = if stage == Stage::Create { "instance-1" } else { "instance-2" };
+        let plane = &self.place.plane;
+        let says_ready =
+            |found: &Value| found["status"]["phase"] == "Ready" && found["status"]["instanceId"] == instance;
+        plane
+            .until(&object, LIMIT, |found| match stage {
+                Stage::Delete => found.is_none(),
+                _ => found.is_some_and(says_ready),
+            })
+            .await;
+        if stage == Stage::Delete {
+            assert_eq!(plane.get(&["v1", "Namespace", "", &name]).await, None, "the object goes last");
+        } else {
+            let release = plane.get(&["helm.toolkit.fluxcd.io/v2", "HelmRelease", &namespace, &name]).await;
+            assert!(is_ready(release.as_ref()), "Ready was said too early: {release:?}");
+        }
+    }
+
+    /// Waits until everything is as it is without a fault.
+    async fn settles(&self, stage: Stage, wanted: &Value) {
+        self.reached(stage).await;
+        let what = format!("{stage:?} ends as it does undisturbed (logs: {})", self.place.plane.logs().display());
+        eventually(&what, LIMIT, async || {
+            let found = self.snapshot().await;
+            let mut differences = Vec::new();
+            compare("", wanted, &found, &mut differences);
+            if differences.is_empty() { Ok(()) } else { Err(differences) }
+        })
+        .await;
+    }
+
+    /// Everything that the operator answers for, without what differs between two runs.
+    async fn snapshot(&self) -> Value {
+        let plane = &self.place.plane;
+        let (environment, application) = (self.environment.namespace(), self.name());
+        let mut found = Map::new();
+        for (version, kind, namespace) in [
+            ("styrmin.io/v1alpha1", "StyrminDeployment", &environment),
+            ("helm.toolkit.fluxcd.io/v2", "HelmRelease", &environment),
+            ("source.toolkit.fluxcd.io/v1", "HelmChart", &environment),
+            ("source.toolkit.fluxcd.io/v1", "HelmRepository", &environment),
+            ("v1", "Secret", &environment),
+            ("apps/v1", "ControllerRevision", &environment),
+            ("networking.k8s.io/v1", "NetworkPolicy", &application),
+            ("v1", "Service", &application),
+            ("v1", "Secret", &application),
+        ] {
+            for object in plane.api(version, kind, namespace).list(&ListParams::default()).await.unwrap() {
+                let object = serde_json::to_value(object).unwrap();
+                let place = format!("{kind} {namespace}/{}", object["metadata"]["name"].as_str().unwrap());
+                found.insert(place, essence(kind, &object));
+            }
+        }
+        if let Some(object) = plane.get(&["v1", "Namespace", "", &application]).await {
+            found.insert(format!("Namespace {application}"), json!({ "labels": object["metadata"]["labels"] }));
+        }
+        let mut text = Value::Object(found).to_string();
+        let digests = self.specs.each_ref().map(StyrminDeploymentSpec::digest);
+        for (name, placeholder) in [
+            (self.deployment.as_str(), "DEPLOYMENT"),
+            (self.environment.as_str(), "ENVIRONMENT"),
+            (self.uid.as_deref().unwrap(), "UID"),
+            (&digests[0], "DIGEST-1"),
+            (&digests[1], "DIGEST-2"),
+            (canonical::short(&digests[0]), "SHORT-1"),
+            (canonical::short(&digests[1]), "SHORT-2"),
+        ] {
+            text = text.replace(name, placeholder);
+        }
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// What of an object does not depend on when and how often something was done.
+fn essence(kind: &str, object: &Value) -> Value {
+    let mut kept = Map::new();
+    for part in ["spec", "data", "type", "revision", "immutable"] {
+        kept.insert(part.to_owned(), object[part].clone());
+    }
+    kept.insert("labels".to_owned(), object["metadata"]["labels"].clone());
+    kept.insert("going".to_owned(), (!object["metadata"]["deletionTimestamp"].is_null()).into());
+    if let Some(spec) = kept["spec"].as_object().filter(|_| kind == "Service") {
+        let mut spec = spec.clone();
+        spec.retain(|name, _| !name.starts_with("clusterIP"));
+        kept.insert("spec".to_owned(), spec.into());
+    }
+    if kind == "StyrminDeployment" {
+        let mut status = object["status"].clone();
+        without(&mut status);
+        kept.insert("finalizers".to_owned(), object["metadata"]["finalizers"].clone());
+        kept.insert("status".to_owned(), status);
+    }
+    kept.into()
+}
+
+/// Takes times and counts from a status.
+fn without(value: &mut Value) {
+    const VOLATILE: [&str; 6] =
+        ["lastTransitionTime", "startedAt", "endedAt", "rolloutStartedAt", "attempt", "driftCorrections"];
+    match value {
+        Value::Object(map) => {
+            map.retain(|name, _| !VOLATILE.contains(&name.as_str()));
+            map.values_mut().for_each(without);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without),
+        _ => {}
+    }
+}
+
+/// Where two values differ.
+fn compare(place: &str, wanted: &Value, found: &Value, differences: &mut Vec<String>) {
+    match (wanted, found) {
+        (Value::Object(one), Value::Object(other)) => {
+            let names: std::collections::BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+            for name in names {
+                let (one, other) = (one.get(name).unwrap_or(&Value::Null), other.get(name).unwrap_or(&Value::Null));
+                compare(&format!("{place} › {name}"), one, other, differences);
+            }
+        }
+        (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
+            for (index, (one, other)) in one.iter().zip(other).enumerate() {
+                compare(&format!("{place} › {index}"), one, other, differences);
+            }
+        }
+        _ if wanted == found => {}
+        _ => differences.push(format!("{place}: {found} instead of {wanted}")),
+    }
+}
+
+/// Whether something was told by now; waits a moment for it.
+async fn told<T>(receiver: &mut oneshot::Receiver<T>) -> Option<T> {
+    tokio::time::timeout(Duration::from_millis(300), receiver).await.ok()?.ok()
+}
+
+/// Says where in a table a run failed.
+async fn at<T>(what: &str, run: impl Future<Output = T>) -> T {
+    match AssertUnwindSafe(run).catch_unwind().await {
+        Ok(done) => done,
+        Err(why) => {
+            let why = why.downcast_ref::<String>().map_or("?", String::as_str);
+            panic!("{what}: {why}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_after_every_single_write() {
+    let place = Place::start().await;
+    let before = Instant::now();
+    let wanted = place.undisturbed().await;
+    let undisturbed = place.proxy.writes().len();
+    eprintln!("undisturbed: {undisturbed} writes, {:?}", before.elapsed());
+    let mut killed = Vec::new();
+    for n in 1..MANY {
+        let mut run = place.run().await;
+        let mut struck = false;
+        for (stage, wanted) in STAGES.into_iter().zip(&wanted) {
+            let what = format!("killed after write {n} of {stage:?}");
+            let begun = Instant::now();
+            let before = place.proxy.writes().len();
+            let mut lost = place.proxy.after_write(n);
+            run.begin(stage).await;
+            let call = tokio::select! {
+                call = &mut lost => call.ok(),
+                () = at(&what, run.settles(stage, wanted)) => told(&mut lost).await,
+            };
+            if let Some(call) = call {
+                place.restart().await;
+                at(&format!("{what} ({})", call.key()), run.settles(stage, wanted)).await;
+                let writes = place.proxy.writes().len() - before;
+                eprintln!("{what}: {} {writes} {:?}", call.key(), begun.elapsed());
+                assert!(writes < 3 * undisturbed, "{what}: {writes} writes");
+                killed.push((stage, call));
+                struck = true;
+            }
+            place.proxy.disarm();
+        }
+        if !struck {
+            break;
+        }
+    }
+    eprintln!("{} kills, {:?}", killed.len(), before.elapsed());
+    assert!(killed.len() + 3 >= undisturbed, "{} kills, {undisturbed} writes undisturbed", killed.len());
+    place.plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_fails_once() {
+    let place = Place::start().await;
+    let wanted = place.undisturbed().await;
+    for status in [409, 429, 500, 410] {
+        let begun = Instant::now();
+        let mut run = place.run().await;
+        place.proxy.fail_each(StatusCode::from_u16(status).unwrap());
+        // Its first lists and watches are calls too.
+        place.restart().await;
+        for (stage, wanted) in STAGES.into_iter().zip(&wanted) {
+            run.begin(stage).await;
+            at(&format!("{stage:?} while every call gets {status} once"), run.settles(stage, wanted)).await;
+        }
+        let failed = place.proxy.failed();
+        eprintln!("{status}: {} calls failed, {:?}", failed.len(), begun.elapsed());
+        assert!(failed.len() > CALLS, "{status}: only {failed:#?}");
+        place.proxy.disarm();
+    }
+    place.plane.stop().await;
+}
+
+/// One old list at every second write of every stage: as of the stage's beginning, when nothing of it had
+/// happened yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_stale_list() {
+    let place = Place::start().await;
+    let wanted = place.undisturbed().await;
+    for path in [RELEASES, DEPLOYMENTS] {
+        let (begun, mut served) = (Instant::now(), 0);
+        for n in (1..MANY).step_by(2) {
+            let mut run = place.run().await;
+            let before = served;
+            for (stage, wanted) in STAGES.into_iter().zip(&wanted) {
+                let what = format!("{path} listed as before {stage:?} at its write {n}");
+                let old = place.list(path).await;
+                let (mut written, answer) = place.proxy.hold_write(n);
+                run.begin(stage).await;
+                let reached = tokio::select! {
+                    reached = &mut written => reached.is_ok(),
+                    () = at(&what, run.settles(stage, wanted)) => told(&mut written).await.is_some(),
+                };
+                if reached {
+                    // The agent goes on when it sees what is old, and for a while nobody shows it more.
+                    place.scripted.work(false);
+                    let listed = place.proxy.stale_list(path, old);
+                    place.proxy.break_watches();
+                    tokio::time::timeout(LIMIT, listed).await.unwrap().unwrap();
+                    let _ = answer.send(());
+                    let later = async {
+                        tokio::time::sleep(BEHIND).await;
+                        place.scripted.work(true);
+                    };
+                    tokio::join!(at(&what, run.settles(stage, wanted)), later);
+                    served += 1;
+                }
+                place.proxy.disarm();
+            }
+            if served == before {
+                break;
+            }
+        }
+        eprintln!("{path}: {served} stale lists, {:?}", begun.elapsed());
+        assert!(served > 10, "{path}: only {served} stale lists");
+    }
+    place.plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_lost_event() {
+    let place = Place::start().await;
+    let wanted = place.undisturbed().await;
+    for (what, stage, lost) in LOST {
+        let begun = Instant::now();
+        let mut run = place.run().await;
+        for (now, wanted) in STAGES.into_iter().zip(&wanted) {
+            let mut swallowed = (now == stage).then(|| place.proxy.drop_event(lost));
+            run.begin(now).await;
+            at(&format!("without {what} in {stage:?}"), run.settles(now, wanted)).await;
+            if let Some(swallowed) = &mut swallowed {
+                let event = told(swallowed).await;
+                assert!(event.is_some(), "{what} was not seen in {stage:?}");
+            }
+        }
+        eprintln!("without {what} in {stage:?}: {:?}", begun.elapsed());
+    }
+    place.plane.stop().await;
+}
