@@ -18,9 +18,14 @@ pub struct Kept {
     pub alias: bool,
     /// [`network::shape`] of it.
     pub shape: Box<str>,
+    /// Its UID.
+    pub uid: Box<str>,
     /// It is on its way out.
     pub going: bool,
 }
+
+/// Most losses that are remembered; those of applications that are gone are not asked for any more.
+const LOST_MAX: usize = 10_000;
 
 impl Kept {
     /// What is kept of an object of a kind.
@@ -31,6 +36,7 @@ impl Kept {
             owner: labels[DEPLOYMENT_LABEL].as_str().unwrap_or_default().into(),
             alias: labels[ALIAS_LABEL.0] == ALIAS_LABEL.1,
             shape: network::shape(kind, object).into(),
+            uid: object["metadata"]["uid"].as_str().unwrap_or_default().into(),
             going: !object["metadata"]["deletionTimestamp"].is_null(),
         }
     }
@@ -58,6 +64,9 @@ struct State {
 
 impl State {
     fn gone(&mut self, key: Key) {
+        if self.lost.len() >= LOST_MAX {
+            self.lost.clear();
+        }
         if !self.released.remove(&key) {
             self.lost.insert(key);
         }
@@ -153,7 +162,7 @@ mod tests {
     use super::*;
 
     fn kept(owner: &str) -> Kept {
-        Kept { owner: owner.into(), alias: false, shape: "s".into(), going: false }
+        Kept { owner: owner.into(), alias: false, shape: "s".into(), uid: "u".into(), going: false }
     }
 
     #[test]

@@ -80,12 +80,13 @@ impl<K> Default for Queue<K> {
 }
 
 impl<K: std::hash::Hash + Eq> Queue<K> {
-    /// One is to be looked at. At most `limit` are counted: what is gone is never looked at.
+    /// One is to be looked at. There are `limit` of them: with more, some are gone and never looked at.
     pub(crate) fn add(&self, one: K, limit: usize) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.len() < limit {
-            waiting.entry(one).or_insert_with(now);
+        if waiting.len() > limit {
+            waiting.clear();
         }
+        waiting.entry(one).or_insert_with(now);
         METRICS.waiting.set(waiting.len().try_into().unwrap_or(i64::MAX));
     }
 

@@ -425,8 +425,13 @@ fn services_follow_the_release_and_hold_what_the_chart_showed() {
     });
     case.differing = vec![json!({ "kind": "Service", "metadata": { "name": "postgresql" } })];
     case.additions = vec![json!({ "kind": "Service", "metadata": { "name": "web" } })];
-    let unwanted =
-        ObjectKey { version: "v1".into(), kind: "Service".into(), namespace: "n".into(), name: "old".into() };
+    let unwanted = ObjectKey {
+        version: "v1".into(),
+        kind: "Service".into(),
+        namespace: "n".into(),
+        name: "old".into(),
+        uid: None,
+    };
     case.unwanted = vec![unwanted.clone()];
     let written = case.pass();
     let both = [&case.differing[0], &case.additions[0]].map(|object| Action::Apply(object.clone()));
@@ -447,7 +452,13 @@ fn services_follow_the_release_and_hold_what_the_chart_showed() {
 #[test]
 fn what_is_in_the_charts_way_goes_and_is_not_made_again() {
     let mut case = Case::new().ready();
-    let way = ObjectKey { version: "v1".into(), kind: "Service".into(), namespace: "n".into(), name: "web".into() };
+    let way = ObjectKey {
+        version: "v1".into(),
+        kind: "Service".into(),
+        namespace: "n".into(),
+        name: "web".into(),
+        uid: None,
+    };
     case.in_the_way = Some(way.clone());
     let decision = case.pass();
     assert_eq!(
@@ -468,4 +479,55 @@ fn a_name_that_is_taken_is_reported_until_it_is_free() {
     case.collisions.clear();
     case.pass();
     assert!(!case.status().conditions.iter().any(|one| one.r#type == "AliasCollision"));
+}
+
+#[test]
+fn a_change_that_is_taken_back_leaves_nothing_stopped() {
+    let mut case = Case::with_actions(&STOPS.replace("setup", "upgrade")).ready();
+    let before = case.object.spec.clone();
+    case.object.spec.application_version = "18".into();
+    case.object.spec.instance_id = "two".into();
+    case.pass();
+    case.pass();
+    assert_eq!(case.status().stopped_components, ["database"]);
+    // Somebody reverts to what runs.
+    case.object.spec = before;
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.status().stopped_components.len()), (phase::READY, 0));
+}
+
+#[test]
+fn components_are_stopped_again_before_another_attempt() {
+    let mut case = Case::with_actions(STOPS);
+    case.flux_ready();
+    case.settle();
+    case.sees(command());
+    case.pass();
+    case.sees(HookState::Failed("no".into()));
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.status().stopped_components.len()), (phase::FAILED, 0));
+    case.change("two");
+    case.pass();
+    case.pass();
+    assert_eq!(case.status().stopped_components, ["database"]);
+    assert_eq!(case.steps()[..2], ["Run migrate (1 of 3) Running 2", "Run migrate (2 of 3) Pending 2"]);
+}
+
+#[test]
+fn a_word_about_an_end_does_not_outlive_it() {
+    let mut case = Case::new().ready();
+    let say = [(styrmin_agent::operator::CONFIRM_DELETE.to_owned(), "uid-1".to_owned())];
+    case.object.metadata.annotations = Some(say.into());
+    case.settle();
+    assert_eq!(case.status().latched, None, "nothing is to end");
+    case.object.spec.lifecycle = Lifecycle::Deleting;
+    case.settle();
+    assert_eq!(case.phase(), phase::DELETED);
+    case.object.metadata.annotations = None;
+    case.object.spec.lifecycle = Lifecycle::Running;
+    case.settle();
+    assert_eq!((case.phase().as_str(), &case.status().latched), (phase::READY, &None));
+    let mut case = case.going();
+    case.leftovers = vec![leftover("HelmRelease", false)];
+    assert_eq!((case.settle().after, case.reason().as_str()), (vec![], "NotConfirmed"));
 }

@@ -34,6 +34,8 @@ fn what_is_missing_is_waited_for_by_name() {
     let waits = case.pass();
     assert_eq!((waits.status.instance_id.as_deref(), case.reason().as_str()), (Some("one"), "DriverMissing"));
     assert_eq!(waits.status.spec_digest, None, "nothing was acted on");
+    case.after(1);
+    assert_eq!(case.pass().status, waits.status, "and written once, however long it takes");
     case.driver_here = true;
     case.missing = Some("Waiting for key password of Secret e/s".into());
     case.pass();
@@ -137,14 +139,20 @@ fn drift_is_put_back_and_counted_once() {
     assert_eq!(case.phase(), phase::READY);
     // The watch does not show it yet, or it is on its way out: that is no other drift.
     assert_eq!(case.pass().status.drift_corrections, Some(1));
+    // Nor is a part of what was noted.
+    case.differing.push(json!({ "kind": "Service", "metadata": { "name": "s" } }));
+    assert_eq!(case.pass().status.drift_corrections, Some(2));
+    case.differing.remove(0);
+    assert_eq!(case.pass().status.drift_corrections, Some(2));
+    case.differing = vec![case.wanted.prerequisites[0].clone()];
     case.differing.clear();
     case.on_their_way = vec!["Namespace n".into()];
     let waits = case.pass();
-    assert_eq!((waits.after.len(), waits.status.drift_corrections, waits.again.is_some()), (0, Some(1), true));
+    assert_eq!((waits.after.len(), waits.status.drift_corrections, waits.again.is_some()), (0, Some(2), true));
     case.on_their_way.clear();
     case.pass();
     case.differing = vec![case.wanted.prerequisites[0].clone()];
-    assert_eq!(case.pass().status.drift_corrections, Some(2), "another time");
+    assert_eq!(case.pass().status.drift_corrections, Some(3), "another time");
 }
 
 #[test]

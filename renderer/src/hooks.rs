@@ -57,6 +57,12 @@ pub fn step<'a>(driver: &'a DriverSpec, kind: &StepKind) -> Option<(&'a Action, 
     Some((action, action.steps.get(*index)?))
 }
 
+/// Whether a step stops or starts components.
+#[must_use]
+pub fn scales(driver: &DriverSpec, kind: &StepKind) -> bool {
+    matches!(step(driver, kind), Some((_, Step::StopComponents(_) | Step::StartComponents(_))))
+}
+
 /// The Job of a `run_job` step. `template` is the pod template of the component's workload, when there is
 /// one.
 ///

@@ -404,14 +404,9 @@ const RELEASE_FIELDS: [&str; 12] = [
 ];
 
 /// A HelmRelease as it is found, for as long as a newer spec has to wait: only the components that have no
-/// pods for now are others. `applied` and `driver` are those that it was made from.
+/// pods for now are others. `driver` is the one of what runs.
 #[must_use]
-pub fn held_release(
-    found: &Value,
-    applied: &StyrminDeploymentSpec,
-    driver: &Driver,
-    stopped: &BTreeSet<String>,
-) -> Value {
+pub fn held_release(found: &Value, driver: &Driver, stopped: &BTreeSet<String>) -> Value {
     let mut held = json!({
         "apiVersion": "helm.toolkit.fluxcd.io/v2",
         "kind": "HelmRelease",
@@ -432,7 +427,7 @@ pub fn held_release(
             held["spec"][field] = value.clone();
         }
     }
-    held["spec"]["postRenderers"] = post_render::post_renderers(applied, driver, stopped);
+    held["spec"]["postRenderers"] = post_render::restopped(&found["spec"]["postRenderers"], driver, stopped);
     held
 }
 

@@ -21,6 +21,9 @@ const DEDICATED_CLASS: &str = "traefik";
 /// Code of an override whose container the chart lacks.
 pub const CONTAINER_NOT_FOUND: &str = "COMPONENT_CONTAINER_NOT_FOUND";
 
+/// Name in the patches that stop a component: kustomize ignores it, and they are known by it.
+const STOPPED: &str = "stopped-for-now";
+
 /// The post-renderers. `stopped` are components without pods for now, whatever the configuration says.
 #[must_use]
 pub fn post_renderers(spec: &StyrminDeploymentSpec, driver: &Driver, stopped: &BTreeSet<String>) -> Value {
@@ -32,9 +35,8 @@ pub fn post_renderers(spec: &StyrminDeploymentSpec, driver: &Driver, stopped: &B
         if let Some(container) = component.containers.first() {
             patches.extend(overrides(values, container, &selector));
         }
-        let replicas = if stopped.contains(name) { json!(0) } else { values["replicas"].clone() };
-        if !replicas.is_null() {
-            patches.push(merge(SCALED, Some(&selector), &json!({ "spec": { "replicas": replicas } })));
+        if !values["replicas"].is_null() {
+            patches.push(merge(SCALED, Some(&selector), &json!({ "spec": { "replicas": values["replicas"] } })));
         }
     }
     if spec.lifecycle == Lifecycle::Stopped {
@@ -42,7 +44,26 @@ pub fn post_renderers(spec: &StyrminDeploymentSpec, driver: &Driver, stopped: &B
         patches.push(merge("CronJob", None, &json!({ "spec": { "suspend": true } })));
     }
     patches.extend(ingress_class(config));
-    if patches.is_empty() { json!([]) } else { json!([{ "kustomize": { "patches": patches } }]) }
+    let own = (!patches.is_empty()).then(|| json!({ "kustomize": { "patches": patches } }));
+    own.into_iter().chain(stops(driver, stopped)).collect()
+}
+
+/// The same post-renderers with other components stopped.
+#[must_use]
+pub fn restopped(found: &Value, driver: &Driver, stopped: &BTreeSet<String>) -> Value {
+    let marker = format!("name: {STOPPED}");
+    let is_stop = |one: &&Value| one.to_string().contains(&marker);
+    let others = found.as_array().into_iter().flatten().filter(|one| !is_stop(one)).cloned();
+    others.chain(stops(driver, stopped)).collect()
+}
+
+/// The last post-renderer: components that have no pods for now.
+fn stops(driver: &Driver, stopped: &BTreeSet<String>) -> Option<Value> {
+    let none = json!({ "metadata": { "name": STOPPED }, "spec": { "replicas": 0 } });
+    let components = driver.file.spec.components.iter().filter(|(name, _)| stopped.contains(*name));
+    let patches: Vec<Value> =
+        components.map(|(_, component)| merge(SCALED, Some(&selector(&component.identifier.label)), &none)).collect();
+    (!patches.is_empty()).then(|| json!({ "kustomize": { "patches": patches } }))
 }
 
 /// Components whose override names a container that the chart does not render, when that is what a

@@ -254,7 +254,10 @@ fn a_held_release_is_what_it_was_but_for_stopped_components() {
     found["spec"]["test"] = json!({ "enable": false });
     found["status"] = json!({ "conditions": [] });
     for stopped in [none(), ["web".to_owned()].into()] {
-        assert_eq!(objects::held_release(&found, &web(), &driver, &stopped), release(&stopped));
+        // Also from one in which it was stopped.
+        let again = objects::held_release(&release(&["web".to_owned()].into()), &driver, &stopped);
+        assert_eq!(again, release(&stopped));
+        assert_eq!(objects::held_release(&found, &driver, &stopped), release(&stopped));
     }
 }
 

@@ -3,10 +3,11 @@
 
 use super::decide::{Action, Decision, ObjectKey};
 use super::observe::{APPLIED_SPEC, FINISHED_JOBS, Gathered};
+use super::status::bounded;
 use super::{Context, FINALIZER, OperatorError, Result, execute};
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::runtime::events::{Event, EventType};
@@ -38,7 +39,12 @@ pub(super) async fn carry_out(
     }
     write_status(object, status, context).await?;
     for action in &decision.after {
-        act(action, object, status, gathered, context).await?;
+        if let Err(error) = act(action, object, status, gathered, context).await {
+            if !error.is_stale() {
+                tell(object, status, &gathered.masked(&error.to_string()), context).await;
+            }
+            return Err(error);
+        }
     }
     if !decision.notes.is_empty() {
         for note in &decision.notes {
@@ -67,7 +73,7 @@ async fn act(
     context: &Arc<Context>,
 ) -> Result<()> {
     match action {
-        Action::Apply(wanted) => apply(&context.client, wanted).await,
+        Action::Apply(wanted) => apply(context, wanted).await,
         Action::Delete(key) => delete(context, key).await,
         Action::Execute(execution) => {
             execute::begin(context, execution, ObjectRef::from_obj(object), gathered.secret_values());
@@ -102,10 +108,20 @@ fn api(client: &Client, version: &str, kind: &str, namespace: &str) -> Api<Dynam
     }
 }
 
-async fn apply(client: &Client, wanted: &Value) -> Result<()> {
+async fn apply(context: &Context, wanted: &Value) -> Result<()> {
     let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let (version, kind) = (text("/apiVersion"), text("/kind"));
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+    let client = &context.client;
+    if kind == "Service" && context.watch.services.get(namespace, name).is_none() {
+        // A chart may have made one of this name a moment ago; then it serves.
+        let found = api(client, version, kind, namespace).get_opt(name).await;
+        let found = found.map_err(OperatorError::of(format!("reading {kind} {namespace}/{name}")))?;
+        if found.is_some_and(|found| found.labels().get(MANAGED_BY.0).is_none_or(|by| by != MANAGED_BY.1)) {
+            warn!(kind, namespace, name, "somebody else has a Service of this name");
+            return Ok(());
+        }
+    }
     info!(kind, namespace, name, "applying");
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     api(client, version, kind, namespace)
@@ -116,15 +132,21 @@ async fn apply(client: &Client, wanted: &Value) -> Result<()> {
 }
 
 async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {
-    let ObjectKey { version, kind, namespace, name } = key;
+    let ObjectKey { version, kind, namespace, name, uid } = key;
     match kind.as_str() {
         "Service" => context.watch.services.release(namespace, name),
         "NetworkPolicy" => context.watch.policies.release(namespace, name),
         _ => {}
     }
     // A Job's pods go with it only when that is asked for.
-    match api(&context.client, version, kind, namespace).delete(name, &DeleteParams::background()).await {
+    let mut parameters = DeleteParams::background();
+    if let Some(uid) = uid {
+        parameters = parameters.preconditions(Preconditions { uid: Some(uid.clone()), ..Preconditions::default() });
+    }
+    match api(&context.client, version, kind, namespace).delete(name, &parameters).await {
         Err(Error::Api(status)) if status.code == 404 => Ok(()),
+        // Another one has its name by now.
+        Err(Error::Api(status)) if status.code == 409 && uid.is_some() => Ok(()),
         answer => answer.map(drop).map_err(OperatorError::of(format!("deleting {kind} {namespace}/{name}"))),
     }
 }
@@ -176,6 +198,20 @@ async fn write_status(object: &StyrminDeployment, status: &StyrminDeploymentStat
     let before = object.status.clone().unwrap_or_default();
     context.phases.written(object.uid().as_deref().unwrap_or_default(), &before, status);
     Ok(())
+}
+
+/// Says in the status why a pass ended early, as well as it can be said: the pass is repeated in any case.
+async fn tell(object: &StyrminDeployment, status: &StyrminDeploymentStatus, why: &str, context: &Context) {
+    let message = bounded(why);
+    if status.message.as_ref() == Some(&message) {
+        return;
+    }
+    let api: Api<StyrminDeployment> =
+        Api::namespaced(context.client.clone(), object.namespace().as_deref().unwrap_or_default());
+    let patch = json!({ "metadata": { "uid": object.uid() }, "status": { "message": message } });
+    if let Err(error) = api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
+        warn!(%error, object = object.name_any(), "the status could not be told why a pass ended");
+    }
 }
 
 fn without_nulls(value: &mut Value) {
@@ -245,6 +281,7 @@ async fn forget_others(name: &str, gathered: &Gathered, namespace: &str, context
             kind: "ControllerRevision".into(),
             namespace: namespace.to_owned(),
             name: old.name_any(),
+            uid: None,
         };
         delete(context, &key).await?;
     }

@@ -23,6 +23,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use std::time::Duration;
 use styrmin_renderer::driver::Driver;
+use styrmin_renderer::hooks;
 use styrmin_renderer::objects::ReleaseSettings;
 use styrmin_renderer::plan::{self, StepKind, Workflow};
 use styrmin_renderer::spec::{
@@ -163,7 +164,11 @@ impl<'a> Observed<'a> {
     /// What the keys of steps follow from.
     #[must_use]
     pub fn base(&self) -> Base<'_> {
-        Base { revision: self.revision, driver: &self.object.spec.driver.digest }
+        let driver = match self.driver {
+            DriverSeen::Here(driver) => &driver.digest,
+            _ => &self.object.spec.driver.digest,
+        };
+        Base { revision: self.revision, driver }
     }
 }
 
@@ -211,6 +216,8 @@ pub struct ObjectKey {
     pub namespace: String,
     /// Name.
     pub name: String,
+    /// Only the object with this UID is meant; `None`: whichever has the name.
+    pub uid: Option<String>,
 }
 
 /// What to do.
@@ -294,15 +301,16 @@ fn latch(object: &StyrminDeployment, status: &mut StyrminDeploymentStatus) {
             *place = Some(uid.clone());
         }
     };
-    keep(super::CONFIRM_DELETE, &mut latched.confirm_delete);
-    keep(super::FORCE_DELETE, &mut latched.force_delete);
+    // A word about an end is one only while there is an end to speak of.
+    if object.metadata.deletion_timestamp.is_some() || object.spec.lifecycle == Lifecycle::Deleting {
+        keep(super::CONFIRM_DELETE, &mut latched.confirm_delete);
+        keep(super::FORCE_DELETE, &mut latched.force_delete);
+    }
     // The reference's annotation has any value; it means the object that carries it.
-    if annotation(super::SKIP_TEARDOWN).is_some_and(|value| value != "false") {
-        latched.skip_teardown = Some(uid.clone());
+    if let Some(value) = annotation(super::SKIP_TEARDOWN) {
+        latched.skip_teardown = (value != "false").then(|| uid.clone());
     }
-    if latched != Latched::default() {
-        status.latched = Some(latched);
-    }
+    status.latched = (latched != Latched::default()).then_some(latched);
 }
 
 fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision {
@@ -337,9 +345,20 @@ fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision
 /// Notes what is acted on from now on.
 fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
     let spec = &observed.object.spec;
+    let left = [Some(phase::DELETING), Some(phase::DELETED)].contains(&status.phase.as_deref());
+    if left {
+        // What was said of that end does not count for the next one.
+        status.latched = None;
+    }
     let DriverSeen::Here(driver) = observed.driver else {
-        status.phase = Some(phase::PREREQUISITES.into());
-        status.steps = steps::waiting(now);
+        // Once: this pass comes again until the driver is there.
+        if left || status.instance_id.as_ref() != Some(&spec.instance_id) {
+            status.phase = Some(phase::PREREQUISITES.into());
+            // What an earlier change has run stays noted until there is a plan.
+            if status.steps.iter().all(|step| step.key.is_none()) {
+                status.steps = steps::waiting(now);
+            }
+        }
         return wait_for_driver(observed, status, now);
     };
     let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec);
@@ -355,6 +374,12 @@ fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
         }
     }
     status.finished_jobs.retain(|finished| spec.jobs.iter().any(|run| run.id == *finished));
+    if steps::hook_has_failed(&status) {
+        // What it had stopped was started then, and is stopped again before another attempt.
+        for scaled in plan.steps.iter().filter(|one| hooks::scales(&driver.file.spec, &one.kind)) {
+            steps::forget(&mut status, &scaled.kind, observed.base());
+        }
+    }
     steps::begin(&mut status, &plan, observed.base(), now);
     let generation = observed.object.metadata.generation;
     status::set(&mut status, "HelmReleaseReady", "Unknown", "Progressing", "The rollout has begun", generation, now);
@@ -481,8 +506,8 @@ fn put_back(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, notes
     let generation = observed.object.metadata.generation;
     let names: Vec<String> = observed.differing.iter().map(name_of).collect();
     let message = format!("Put back {}", names.join(", "));
-    // What was applied a moment ago may not be seen yet: the same again is not counted again.
-    if !names.is_empty() && status::put_back(status, &message, generation, now) {
+    // What was applied a moment ago may not be seen yet: what is noted is not counted again.
+    if !names.is_empty() && status::put_back(status, &names, &message, generation, now) {
         status.drift_corrections = Some(status.drift_corrections.unwrap_or_default() + 1);
         notes.push(warning("DriftCorrected", message));
     } else if names.is_empty() && observed.going.is_empty() {
@@ -537,6 +562,11 @@ fn work(
             Err(_) => return begin(observed, status, now),
         };
         let Some(current) = current else {
+            if !status.stopped_components.is_empty() {
+                // Of a change that was taken back meanwhile.
+                status.stopped_components.clear();
+                return Decision { status, again: AT_ONCE, ..Decision::default() };
+            }
             return match judge_release(observed, status, verdict, None, now, settings) {
                 Ok(status) => ready(observed, status, now),
                 Err(decision) => *decision,
@@ -564,7 +594,9 @@ fn work(
                         return fail(status, "HookFailed", &why, generation, now);
                     }
                 }
-                if let Some(run) = run.as_ref().filter(|run| last_of_run(&status, &plan, current.index, run)) {
+                if let Some(run) =
+                    run.as_ref().filter(|run| last_of_run(&status, &plan, &current, run, observed.base()))
+                {
                     status.finished_jobs.push(run.clone());
                 }
             }
@@ -598,7 +630,9 @@ fn work(
                 status.chart_services.clone_from(&network.chart_services);
                 let open = observed.differing.len() + observed.additions.len() + observed.unwanted.len();
                 if open > 0 {
-                    return Decision { status, again: SOON, ..Decision::default() };
+                    let mut decision = timed(status, now, settings, generation, None);
+                    decision.again = decision.again.min(SOON).or(SOON);
+                    return decision;
                 }
                 steps::succeed(&mut status, current.index, now);
             }
@@ -629,10 +663,17 @@ fn enter(status: &mut StyrminDeploymentStatus, kind: &StepKind) {
 }
 
 /// Whether no later step belongs to a requested run.
-fn last_of_run(status: &StyrminDeploymentStatus, plan: &plan::Plan, index: usize, run: &str) -> bool {
-    let of_run = |step: &plan::PlanStep| matches!(&step.kind, StepKind::Hook { run: Some(known), .. } if known == run);
-    let names: Vec<&str> = plan.steps.iter().filter(|step| of_run(step)).map(|step| step.name.as_str()).collect();
-    !status.steps.iter().skip(index + 1).any(|step| step.key.is_some() && names.contains(&step.name.as_str()))
+fn last_of_run(
+    status: &StyrminDeploymentStatus,
+    plan: &plan::Plan,
+    current: &steps::Current,
+    run: &str,
+    base: Base<'_>,
+) -> bool {
+    let of_run = |step: &&plan::PlanStep| matches!(&step.kind, StepKind::Hook { run: Some(known), .. } if known == run);
+    let keys: Vec<Option<String>> =
+        plan.steps.iter().filter(of_run).map(|step| hooks::key(base.revision, base.driver, &step.kind)).collect();
+    !status.steps.iter().skip(current.index + 1).any(|step| step.key.is_some() && keys.contains(&step.key))
 }
 
 /// What the release says. `Ok`: it is ready; `Err`: the decision that follows from what it says instead.

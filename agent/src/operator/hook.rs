@@ -14,7 +14,7 @@ use styrmin_renderer::hooks;
 use styrmin_renderer::spec::StyrminDeploymentStatus;
 
 /// How much longer than its own limit a step is waited for.
-const GRACE: u32 = 30;
+pub(super) const GRACE: u32 = 30;
 
 /// A command in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]

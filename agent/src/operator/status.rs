@@ -97,10 +97,18 @@ pub fn keep_times(status: &mut StyrminDeploymentStatus, before: &StyrminDeployme
 
 const DRIFTED: &str = "Drifted";
 
-/// Notes what is put back; `true` when it was not noted already.
-pub fn put_back(status: &mut StyrminDeploymentStatus, message: &str, generation: Option<i64>, now: Timestamp) -> bool {
-    let noted = |known: &Condition| known.r#type == DRIFTED && known.message == message;
-    if status.conditions.iter().any(noted) {
+/// Notes what is put back, by its names; `true` when one of them was not noted already.
+pub fn put_back(
+    status: &mut StyrminDeploymentStatus,
+    names: &[String],
+    message: &str,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> bool {
+    let all = |known: &Condition| {
+        known.message == bounded(message) || names.iter().all(|name| known.message.contains(name.as_str()))
+    };
+    if status.conditions.iter().any(|known| known.r#type == DRIFTED && all(known)) {
         return false;
     }
     set(status, DRIFTED, "True", "DriftCorrected", message, generation, now);

@@ -231,6 +231,20 @@ pub fn fail(status: &mut StyrminDeploymentStatus, index: usize, why: &str, now: 
     }
 }
 
+/// A step that ended well is to be run again: something else has undone it.
+pub fn forget(status: &mut StyrminDeploymentStatus, kind: &StepKind, base: Base<'_>) {
+    let key = hooks::key(base.revision, base.driver, kind);
+    for step in status.steps.iter_mut().filter(|step| step.key == key && step.state == SUCCEEDED) {
+        *step = StepStatus { attempt: step.attempt + 1, ..self::step(&step.name, step.key.clone()) };
+    }
+}
+
+/// A step of an action has failed.
+#[must_use]
+pub fn hook_has_failed(status: &StyrminDeploymentStatus) -> bool {
+    status.steps.iter().any(|step| step.key.is_some() && step.state == FAILED)
+}
+
 /// The first step that has not ended well failed.
 pub fn fail_first(status: &mut StyrminDeploymentStatus, why: &str, now: Timestamp) {
     if let Some(index) = status.steps.iter().position(|step| !ended_well(step)) {

@@ -96,9 +96,14 @@ fn actions(
             Ok(Some(current)) => current,
             Ok(None) => return remove(observed, status, None, now),
             // What was applied is gone already, and with it the base of the keys: only the rest is left.
-            Err(_) => {
+            Err(_) if observed.applied.is_none() => {
                 steps::skip_hooks(&mut status, now);
                 continue;
+            }
+            // The plan is another one than when the steps were noted.
+            Err(_) => {
+                steps::begin(&mut status, plan, observed.base(), now);
+                return Decision { status, again: AT_ONCE, ..Decision::default() };
             }
         };
         let (DriverSeen::Here(driver), StepKind::Hook { .. }) = (observed.driver, &current.kind) else {

@@ -236,6 +236,7 @@ pub(crate) fn spec(instance: &str, jobs: Value) -> StyrminDeploymentSpec {
 }
 
 pub(crate) fn leftover(kind: &str, going: bool) -> Leftover {
-    let object = ObjectKey { version: "v1".into(), kind: kind.into(), namespace: String::new(), name: "n".into() };
+    let object =
+        ObjectKey { version: "v1".into(), kind: kind.into(), namespace: String::new(), name: "n".into(), uid: None };
     Leftover { name: format!("{kind} n"), object, going }
 }

@@ -1,9 +1,11 @@
 //! How far the step of a driver's action is that comes next or runs. Reads only.
 
-use super::super::hook::{Execution, HookSeen, HookState};
+use super::super::hook::{Execution, GRACE, HookSeen, HookState};
 use super::super::steps::{self, Base};
 use super::super::{Context, OperatorError, Result, status};
 use super::{Secrets, masked};
+use crate::clock;
+use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -88,7 +90,14 @@ async fn known(
     if is("Complete").is_some() {
         return Ok(Some(HookState::Succeeded));
     }
-    let Some(failed) = is("Failed") else { return Ok(Some(HookState::Running)) };
+    let Some(failed) = is("Failed") else {
+        // A pod on a node that is lost ends late; nothing newer waits for it without end.
+        let began = job.metadata.creation_timestamp.map_or_else(clock::now, |at| at.0);
+        let limit = job.spec.and_then(|spec| spec.active_deadline_seconds).unwrap_or_default() + i64::from(GRACE);
+        let over = clock::now() > began + SignedDuration::from_secs(limit);
+        let late = || HookState::Failed(format!("Job {namespace}/{name} did not end within {limit} s"));
+        return Ok(Some(if over { late() } else { HookState::Running }));
+    };
     let why = failed.message.as_deref().or(failed.reason.as_deref()).unwrap_or("it failed");
     let log = masked(&log(context, &namespace, &name).await.unwrap_or_default(), secrets);
     let (why, log) = (masked(why, secrets), status::last_words(&log));

@@ -29,7 +29,7 @@ use styrmin_renderer::objects::{self, CHART_SOURCE};
 use styrmin_renderer::spec::{
     DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
 };
-use styrmin_renderer::{layout, plan, post_render};
+use styrmin_renderer::{layout, plan, post_render, yaml};
 
 /// Annotation prefix of the fingerprints of a decrypted Secret.
 const FINGERPRINT_PREFIX: &str = "fingerprint.styrmin.io/";
@@ -100,6 +100,11 @@ impl Gathered {
     /// Values that may not be seen in what a command says.
     pub(super) fn secret_values(&self) -> Vec<String> {
         self.secrets.values().cloned().collect()
+    }
+
+    /// A text without the values of secrets.
+    pub(super) fn masked(&self, text: &str) -> String {
+        masked(text, &self.secrets)
     }
 
     /// What was last applied with success.
@@ -204,7 +209,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     gathered.say_it_ours(spec, &driver);
     if acted && !settled {
         let plan = plan::plan(gathered.applied.as_ref(), Some(spec), &driver.file.spec);
-        let base = Base { revision: gathered.revision(), driver: &spec.driver.digest };
+        let base = Base { revision: gathered.revision(), driver: &driver.digest };
         let secrets = &gathered.secrets;
         let place = actions::Place { context, object, environment: &environment, driver: &driver, secrets };
         gathered.hook = actions::next(&place, &plan, base).await?;
@@ -218,6 +223,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         version: "v1".into(),
         kind: "Service".into(),
         namespace: spec.deployment_id.object_name(),
+        uid: watch.services.get(&spec.deployment_id.object_name(), &name).map(|kept| kept.uid.to_string()),
         name,
     });
     gathered.unwanted = network.unwanted;
@@ -250,9 +256,17 @@ async fn ending(
     if !teardown::begun(status) || !teardown::before_removal(status) || gathered.applied.is_none() {
         return Ok(gathered);
     }
+    // The actions of what runs, not of what was to come.
+    let applied = gathered.applied.as_ref().map_or(&spec.driver, |applied| &applied.driver);
+    gathered.driver = context.drivers.get(&context.watch, applied);
     let (Ok(driver), Ok(environment)) = (gathered.driver.clone(), environment(&namespace)) else { return Ok(gathered) };
+    if gathered.secrets.is_empty() {
+        // Flux has removed the Secret together with the object. What was made of it is still there.
+        gathered.secrets = texts_of_values(context, &namespace, spec).await?;
+    }
+    gathered.say_it_ours(spec, &driver);
     let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec);
-    let base = Base { revision: gathered.revision(), driver: &spec.driver.digest };
+    let base = Base { revision: gathered.revision(), driver: &driver.digest };
     let secrets = &gathered.secrets;
     let place = actions::Place { context, object, environment: &environment, driver: &driver, secrets };
     gathered.hook = actions::next(&place, &plan, base).await?;
@@ -342,7 +356,10 @@ fn copy(object: &StyrminDeployment, watch: &Watch) -> Option<String> {
     let application = watch.namespaces.get(&ObjectRef::new(&expected))?;
     let environment = application.labels().get(ENVIRONMENT_LABEL)?;
     let own = format!("styrmin-env-{environment}");
-    (own != namespace).then(|| format!("The application of StyrminDeployment {namespace}/{name} belongs to the one in {own}: this is a copy, and does nothing"))
+    // Only when there is another one: a label is easily edited.
+    let is_there = watch.deployments.get(&ObjectRef::new(&name).within(&own)).is_some()
+        || watch::named(&watch.releases, watch::helm_release(), &own, &name).is_some();
+    (own != namespace && is_there).then(|| format!("The application of StyrminDeployment {namespace}/{name} belongs to the one in {own}: this is a copy, and does nothing"))
 }
 
 fn confirmed(object: &StyrminDeployment, context: &Context) -> Option<String> {
@@ -457,7 +474,32 @@ fn held_release(gathered: &Gathered, context: &Context, status: &StyrminDeployme
     let (Some(release), Some(applied)) = (&gathered.release, &gathered.applied) else { return Value::Null };
     let Ok(driver) = context.drivers.get(&context.watch, &applied.driver) else { return Value::Null };
     let stopped: BTreeSet<String> = status.stopped_components.iter().cloned().collect();
-    objects::held_release(release, applied, &driver, &stopped)
+    objects::held_release(release, &driver, &stopped)
+}
+
+/// Every text of the values that Helm was given: whatever of them is secret is among them.
+async fn texts_of_values(context: &Context, namespace: &str, spec: &StyrminDeploymentSpec) -> Result<Secrets> {
+    fn texts(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::String(text) => found.push(text.clone()),
+            Value::Array(items) => items.iter().for_each(|value| texts(value, found)),
+            Value::Object(map) => map.values().for_each(|value| texts(value, found)),
+            _ => {}
+        }
+    }
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
+    let of_it = ListParams::default().labels(&format!("{DEPLOYMENT_LABEL}={}", spec.deployment_id));
+    let found = api.list(&of_it).await.map_err(OperatorError::of(format!("listing Secrets in {namespace}")))?;
+    let files = found.items.into_iter().filter_map(|secret| secret.data?.remove(objects::VALUES_KEY));
+    let mut all = Vec::new();
+    for file in files {
+        if let Ok(values) =
+            String::from_utf8(file.0).map_err(drop).and_then(|text| yaml::from_str::<Value>(&text).map_err(drop))
+        {
+            texts(&values, &mut all);
+        }
+    }
+    Ok(all.into_iter().enumerate().map(|(number, text)| (("values".to_owned(), number.to_string()), text)).collect())
 }
 
 /// How what is there differs from what is wanted.
@@ -473,6 +515,10 @@ struct Seen {
 
 fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
     let mut seen = Seen::default();
+    let is_going = |namespace: &str| {
+        let found = watch.namespaces.get(&ObjectRef::new(namespace));
+        found.is_some_and(|found| found.metadata.deletion_timestamp.is_some())
+    };
     let release_wanted = Some(&wanted.release).filter(|release| !release.is_null());
     for object in wanted.prerequisites.iter().chain(release_wanted).chain(&wanted.services) {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
@@ -503,6 +549,8 @@ fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
         let is_alias = object["metadata"]["labels"][ALIAS_LABEL.0] == ALIAS_LABEL.1;
         match found {
             Some((true, _)) => seen.going.push(format!("{kind} {name}")),
+            // Nothing can be made in a namespace that goes, and what is in it goes with it.
+            _ if is_going(namespace) => seen.going.push(format!("{kind} {name}")),
             Some((false, true)) => {}
             None if is_alias && !watch.services.is_lost(namespace, name) => seen.additions.push(object.clone()),
             _ => seen.differing.push(object.clone()),
@@ -530,6 +578,7 @@ fn stale(
         kind: kind.into(),
         namespace: namespace.into(),
         name,
+        uid: None,
     };
     let application = spec.deployment_id.object_name();
     let jobs = watch.jobs.state_filter(|job| {
@@ -629,6 +678,7 @@ async fn leftovers(
                 kind: kind.into(),
                 namespace: namespace.into(),
                 name: name.into(),
+                uid: None,
             },
             going,
         });

@@ -86,11 +86,17 @@ pub(super) fn wanted(
     let spec = &object.spec;
     let default = StyrminDeploymentStatus::default();
     let status = object.status.as_ref().unwrap_or(&default);
-    let endpoints = endpoints(driver, status, seen);
-    let mut found =
-        Wanted { policies: network::policies(spec, environment, &driver.file.spec, &endpoints), ..Wanted::default() };
+    let mut endpoints = endpoints(driver, status, seen);
     let here = status.phase.as_deref();
     let after_release = [Some(phase::SERVICES), Some(phase::READY)].contains(&here);
+    let mut admitted = endpoints.clone();
+    if !after_release && !status.endpoints.is_empty() {
+        // What runs is reached as before until the release has replaced it.
+        admitted.extend(status.endpoints.iter().filter(|known| !endpoints.contains(known)).cloned());
+        endpoints.clone_from(&status.endpoints);
+    }
+    let mut found =
+        Wanted { policies: network::policies(spec, environment, &driver.file.spec, &admitted), ..Wanted::default() };
     let known = seen.is_some() || here == Some(phase::READY) || !status.endpoints.is_empty();
     let mut taken: BTreeSet<&str> =
         seen.map_or(&status.chart_services, |seen| &seen.chart_services).iter().map(String::as_str).collect();
@@ -106,21 +112,23 @@ pub(super) fn wanted(
         let is_wanted = |objects: &[Value], name: &str| objects.iter().any(|one| one["metadata"]["name"] == name);
         for (name, kept) in watch.policies.within(&namespace) {
             if !kept.going && !is_wanted(&found.policies, &name) {
-                found.unwanted.push(key("networking.k8s.io/v1", "NetworkPolicy", &namespace, name));
+                found.unwanted.push(key("networking.k8s.io/v1", "NetworkPolicy", &namespace, name, &kept));
             }
         }
         for (name, kept) in watch.services.within(&namespace) {
             let goes = !kept.alias || is_stale(context, object, &kept);
             if known && !kept.going && goes && !is_wanted(&found.services, &name) {
-                found.unwanted.push(key("v1", "Service", &namespace, name));
+                found.unwanted.push(key("v1", "Service", &namespace, name, &kept));
             }
         }
     }
     found
 }
 
-fn key(version: &str, kind: &str, namespace: &str, name: String) -> ObjectKey {
-    ObjectKey { version: version.into(), kind: kind.into(), namespace: namespace.into(), name }
+/// Exactly this object: one of the same name that the chart has made meanwhile is not meant.
+fn key(version: &str, kind: &str, namespace: &str, name: String, kept: &kept::Kept) -> ObjectKey {
+    let uid = Some(kept.uid.to_string());
+    ObjectKey { version: version.into(), kind: kind.into(), namespace: namespace.into(), name, uid }
 }
 
 /// The other deployments of the environment, the oldest first.
@@ -141,8 +149,9 @@ fn is_leaving(object: &StyrminDeployment) -> bool {
     object.status.as_ref().is_some_and(teardown::begun)
 }
 
-/// The aliases to the services of the others. The older deployment has a name: an alias in use never
-/// leads elsewhere because somebody deploys one more.
+/// The aliases to the services of the others. An alias in use never leads elsewhere because somebody deploys
+/// one more, or because its owner's object is away for a moment; a new one goes to the oldest that offers the
+/// name.
 fn aliases(
     context: &Context,
     object: &StyrminDeployment,
@@ -152,34 +161,39 @@ fn aliases(
     found: &mut Wanted,
 ) {
     let spec = &object.spec;
+    let namespace = spec.deployment_id.object_name();
     let declared = |name: &str| driver.file.spec.services.iter().any(|service| service.name == name);
-    let mut given: BTreeMap<String, String> = BTreeMap::new();
-    let mut collisions = BTreeSet::new();
-    for sibling in siblings(context, object).iter().filter(|sibling| !is_leaving(sibling)) {
-        let owner = &sibling.spec.deployment_id;
+    let mut offers: BTreeMap<String, Vec<Arc<StyrminDeployment>>> = BTreeMap::new();
+    for sibling in siblings(context, object).into_iter().filter(|sibling| !is_leaving(sibling)) {
         let Ok(other) = context.drivers.get(&context.watch, &sibling.spec.driver) else { continue };
         for service in &other.file.spec.services {
-            let name = &service.name;
-            if declared(name) {
-                // Two of the same driver: everybody expects the short name to mean one's own.
-                if sibling.spec.driver.name != spec.driver.name {
-                    collisions
-                        .insert(format!("the service \"{name}\" of others has no alias: it is the name of an own one"));
-                }
-            } else if taken.contains(name.as_str()) {
-                collisions.insert(format!(
-                    "the service \"{name}\" of others has no alias: the chart has a Service of this name"
-                ));
-            } else if let Some(older) = given.get(name) {
-                collisions
-                    .insert(format!("several deployments offer \"{name}\": its alias leads to {older}, the oldest"));
-            } else {
-                given.insert(name.clone(), owner.to_string());
-                found.services.push(network::alias(owner, name, &spec.deployment_id, environment));
-            }
+            offers.entry(service.name.clone()).or_default().push(Arc::clone(&sibling));
         }
     }
-    found.collisions = collisions.into_iter().collect();
+    for (name, owners) in offers {
+        let collision = if declared(&name) {
+            // Two of the same driver: everybody expects the short name to mean one's own.
+            let same = owners.iter().all(|owner| owner.spec.driver.name == spec.driver.name);
+            (!same).then(|| format!("the service \"{name}\" of others has no alias: it is the name of an own one"))
+        } else if taken.contains(name.as_str()) {
+            Some(format!("the service \"{name}\" of others has no alias: the chart has a Service of this name"))
+        } else {
+            let kept = context.watch.services.get(&namespace, &name).filter(|kept| kept.alias);
+            let keeps = |owner: &&Arc<StyrminDeployment>| {
+                kept.as_ref().is_some_and(|kept| *kept.owner == *owner.spec.deployment_id.as_str())
+            };
+            let owner = owners.iter().find(keeps);
+            if owner.is_none() && kept.as_ref().is_some_and(|kept| !is_stale(context, object, kept)) {
+                // It leads to one that is away for a while.
+                continue;
+            }
+            let Some(owner) = owner.or(owners.first()) else { continue };
+            let id = &owner.spec.deployment_id;
+            found.services.push(network::alias(id, &name, &spec.deployment_id, environment));
+            (owners.len() > 1).then(|| format!("several deployments offer \"{name}\": its alias leads to {id}"))
+        };
+        found.collisions.extend(collision);
+    }
 }
 
 /// Whether an alias that nothing wants leads nowhere, and not only to what cannot be seen right now: the
