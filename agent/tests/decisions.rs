@@ -233,3 +233,16 @@ fn an_object_that_somebody_else_holds_is_left_alone() {
     assert_eq!((left.before.len(), left.after.len()), (0, 0));
     assert_eq!(left.status.phase, before.unwrap().phase);
 }
+
+#[test]
+fn what_the_api_server_refuses_is_said_until_it_does_not() {
+    let mut case = Case::new();
+    case.settle();
+    case.trouble = Some("applying HelmRelease e/s: exceeded quota");
+    let said = case.settle().status;
+    assert_eq!((said.message.as_deref(), said.phase.as_deref()), (case.trouble, Some(phase::RELEASE)));
+    case.after(1);
+    assert_eq!(case.pass().status, said, "written once");
+    case.trouble = None;
+    assert_eq!(case.pass().status.message, None);
+}

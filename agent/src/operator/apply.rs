@@ -3,7 +3,6 @@
 
 use super::decide::{Action, Decision, ObjectKey};
 use super::observe::{APPLIED_SPEC, FINISHED_JOBS, Gathered};
-use super::status::bounded;
 use super::{Context, FINALIZER, OperatorError, Result, execute};
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -39,12 +38,7 @@ pub(super) async fn carry_out(
     }
     write_status(object, status, context).await?;
     for action in &decision.after {
-        if let Err(error) = act(action, object, status, gathered, context).await {
-            if !error.is_stale() {
-                tell(object, status, &gathered.masked(&error.to_string()), context).await;
-            }
-            return Err(error);
-        }
+        act(action, object, status, gathered, context).await?;
     }
     if !decision.notes.is_empty() {
         for note in &decision.notes {
@@ -198,20 +192,6 @@ async fn write_status(object: &StyrminDeployment, status: &StyrminDeploymentStat
     let before = object.status.clone().unwrap_or_default();
     context.phases.written(object.uid().as_deref().unwrap_or_default(), &before, status);
     Ok(())
-}
-
-/// Says in the status why a pass ended early, as well as it can be said: the pass is repeated in any case.
-async fn tell(object: &StyrminDeployment, status: &StyrminDeploymentStatus, why: &str, context: &Context) {
-    let message = bounded(why);
-    if status.message.as_ref() == Some(&message) {
-        return;
-    }
-    let api: Api<StyrminDeployment> =
-        Api::namespaced(context.client.clone(), object.namespace().as_deref().unwrap_or_default());
-    let patch = json!({ "metadata": { "uid": object.uid() }, "status": { "message": message } });
-    if let Err(error) = api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
-        warn!(%error, object = object.name_any(), "the status could not be told why a pass ended");
-    }
 }
 
 fn without_nulls(value: &mut Value) {

@@ -128,6 +128,8 @@ pub struct Observed<'a> {
     pub leftovers: &'a [Leftover],
     /// Values and Jobs of earlier instances, to be removed once this one is ready.
     pub stale: &'a [ObjectKey],
+    /// Why the last pass ended early: what the API server refused.
+    pub trouble: Option<&'a str>,
 }
 
 impl<'a> Observed<'a> {
@@ -158,6 +160,7 @@ impl<'a> Observed<'a> {
             restored: false,
             leftovers: &[],
             stale: &[],
+            trouble: None,
         }
     }
 
@@ -277,6 +280,9 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
     let mut decision = way(observed, now, settings);
     let default = StyrminDeploymentStatus::default();
     let before = object.status.as_ref().unwrap_or(&default);
+    if let (None, Some(trouble)) = (&decision.status.message, observed.trouble) {
+        decision.status.message = Some(status::bounded(trouble));
+    }
     // Within one decision a condition may have been set twice; its time moves only with what it was.
     status::keep_times(&mut decision.status, before);
     if decision.notes.is_empty()

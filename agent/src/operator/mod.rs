@@ -25,7 +25,8 @@ use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt as _};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use styrmin_renderer::spec::StyrminDeployment;
 use tokio::sync::broadcast::error::RecvError;
@@ -61,6 +62,31 @@ pub(crate) struct Context {
     drivers: drivers::Drivers,
     queue: Arc<Queue<ObjectRef<StyrminDeployment>>>,
     phases: Phases,
+    troubles: Troubles,
+}
+
+/// Why the last pass of an object ended early, by UID. The next one says it in the status: written at once it
+/// would be taken back and written again without end.
+#[derive(Debug, Default)]
+struct Troubles {
+    known: Mutex<HashMap<String, String>>,
+}
+
+impl Troubles {
+    fn get(&self, object: &StyrminDeployment) -> Option<String> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(object.metadata.uid.as_deref()?).cloned()
+    }
+
+    fn keep(&self, object: &StyrminDeployment, error: Option<&OperatorError>, observed: &observe::Gathered) {
+        let Some(uid) = object.metadata.uid.clone() else { return };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match error {
+            None => drop(known.remove(&uid)),
+            Some(error) if error.is_stale() => {}
+            Some(error) => drop(known.insert(uid, observed.masked(&error.to_string()))),
+        }
+    }
 }
 
 /// Why a pass failed.
@@ -104,6 +130,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         drivers: drivers::Drivers::default(),
         queue: Arc::clone(&queue),
         phases: Phases::default(),
+        troubles: Troubles::default(),
         watch: Arc::clone(&watch),
         server,
         settings: settings.decisions(),
@@ -177,10 +204,13 @@ async fn reconcile(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Res
 }
 
 async fn pass(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<Action> {
-    let observed = observe::observe(&object, &context).await?;
+    let mut observed = observe::observe(&object, &context).await?;
+    observed.trouble = context.troubles.get(&object);
     let decision = decide::decide(&observed.view(&object), clock::now(), &context.settings);
     let again = decision.again;
-    apply::carry_out(&object, &observed, decision, &context).await?;
+    let done = apply::carry_out(&object, &observed, decision, &context).await;
+    context.troubles.keep(&object, done.as_ref().err(), &observed);
+    done?;
     Ok(match again {
         // What was written comes back as a change of the object; this is for the case that nothing was.
         Some(Duration::ZERO) => Action::requeue(STALE),

@@ -43,6 +43,7 @@ pub(crate) struct Case {
     pub(crate) confirmed: Option<&'static str>,
     pub(crate) restored: bool,
     pub(crate) leftovers: Vec<Leftover>,
+    pub(crate) trouble: Option<&'static str>,
 }
 
 impl Case {
@@ -94,6 +95,7 @@ impl Case {
             confirmed: None,
             restored: false,
             leftovers: Vec::new(),
+            trouble: None,
         }
     }
 
@@ -119,6 +121,7 @@ impl Case {
             confirmed: self.confirmed,
             restored: self.restored,
             leftovers: &self.leftovers,
+            trouble: self.trouble,
             ..Observed::new(&self.object, driver, Ok(&self.wanted))
         };
         let decision = decide(&observed, self.now, &Settings::default());

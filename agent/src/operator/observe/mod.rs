@@ -62,6 +62,8 @@ pub(super) struct Gathered {
     leftovers: Vec<Leftover>,
     stale: Vec<ObjectKey>,
     secrets: Secrets,
+    /// Why the last pass ended early.
+    pub(super) trouble: Option<String>,
 }
 
 impl Gathered {
@@ -94,6 +96,7 @@ impl Gathered {
             restored: self.restored,
             leftovers: &self.leftovers,
             stale: &self.stale,
+            trouble: self.trouble.as_deref(),
         }
     }
 
@@ -157,6 +160,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         leftovers: Vec::new(),
         stale: Vec::new(),
         secrets: Secrets::new(),
+        trouble: None,
     };
     if gathered.copy.is_some() {
         return Ok(gathered);
@@ -260,7 +264,7 @@ async fn ending(
     let applied = gathered.applied.as_ref().map_or(&spec.driver, |applied| &applied.driver);
     gathered.driver = context.drivers.get(&context.watch, applied);
     let (Ok(driver), Ok(environment)) = (gathered.driver.clone(), environment(&namespace)) else { return Ok(gathered) };
-    if gathered.secrets.is_empty() {
+    if gathered.secrets.is_empty() && !references(spec).is_empty() {
         // Flux has removed the Secret together with the object. What was made of it is still there.
         gathered.secrets = texts_of_values(context, &namespace, spec).await?;
     }
@@ -382,6 +386,13 @@ fn secret_refs(value: &Value, found: &mut Vec<SecretRef>) {
     }
 }
 
+/// The secrets that a spec names.
+fn references(spec: &StyrminDeploymentSpec) -> Vec<SecretRef> {
+    let mut found = Vec::new();
+    secret_refs(&spec.context, &mut found);
+    found
+}
+
 type Secrets = BTreeMap<(String, String), String>;
 
 /// The values of all secrets that a spec names, or what is missing. The context names each by a
@@ -391,8 +402,7 @@ async fn secrets(
     namespace: &str,
     spec: &StyrminDeploymentSpec,
 ) -> Result<std::result::Result<Secrets, String>> {
-    let mut references = Vec::new();
-    secret_refs(&spec.context, &mut references);
+    let references = references(spec);
     let mut found = Secrets::new();
     for reference in &references {
         let known = context.watch.secrets.get(&ObjectRef::new(&reference.name).within(namespace));
