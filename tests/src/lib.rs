@@ -32,6 +32,9 @@ pub fn child(program: &str) -> tokio::process::Command {
     command
 }
 
+/// Between two looks: what looks is a program or a query, and fifty may look at once.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// Waits until `look` gives something; on the time limit, panics with what was seen instead.
 pub async fn eventually<T, S: std::fmt::Debug>(
     what: &str,
@@ -43,7 +46,7 @@ pub async fn eventually<T, S: std::fmt::Debug>(
         match look().await {
             Ok(found) => return found,
             Err(seen) if Instant::now() > end => panic!("{what}: not within {limit:?}; seen instead: {seen:?}"),
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
 }
