@@ -86,7 +86,7 @@ impl<K: std::hash::Hash + Eq> Queue<K> {
         if waiting.len() > limit {
             waiting.clear();
         }
-        waiting.entry(one).or_insert_with(now);
+        waiting.entry(one).or_insert_with(Instant::now);
         METRICS.waiting.set(waiting.len().try_into().unwrap_or(i64::MAX));
     }
 
@@ -98,10 +98,6 @@ impl<K: std::hash::Hash + Eq> Queue<K> {
         }
         METRICS.waiting.set(waiting.len().try_into().unwrap_or(i64::MAX));
     }
-}
-
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// A pass has ended.
@@ -139,7 +135,7 @@ impl Phases {
             _ => {}
         }
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        let began = if ends.contains(&is) { since.remove(uid) } else { since.insert(uid.to_owned(), now()) };
+        let began = if ends.contains(&is) { since.remove(uid) } else { since.insert(uid.to_owned(), Instant::now()) };
         // A phase that began before this process did has no known beginning.
         if let (Some(began), Some(was)) = (began, was) {
             METRICS.phases.get_or_create(&[("phase", was.to_owned())]).observe(began.elapsed().as_secs_f64());

@@ -55,6 +55,16 @@ fn started(actions: &[Action]) -> Vec<&str> {
     actions.iter().filter_map(name).collect()
 }
 
+/// The first step, which comes before the release, has begun.
+fn first_begun() -> Case {
+    let mut case = Case::with_actions(EVERY_OCCASION);
+    case.wanted.held = true;
+    case.settle();
+    case.sees(job("first"));
+    case.pass();
+    case
+}
+
 /// A step that begins, runs and ends.
 fn through(case: &mut Case, name: &str) {
     case.sees(job(name));
@@ -150,11 +160,7 @@ fn what_failed_before_the_release_leaves_it_untouched() {
 
 #[test]
 fn a_newer_change_lets_the_step_finish_and_never_runs_it_again() {
-    let mut case = Case::with_actions(EVERY_OCCASION);
-    case.wanted.held = true;
-    case.settle();
-    case.sees(job("first"));
-    case.pass();
+    let mut case = first_begun();
     case.sees(HookState::Running);
     case.settle();
     case.change("two");
@@ -179,11 +185,7 @@ fn a_newer_change_lets_the_step_finish_and_never_runs_it_again() {
 
 #[test]
 fn a_job_is_applied_again_after_a_restart_and_a_command_gets_another_attempt() {
-    let mut case = Case::with_actions(EVERY_OCCASION);
-    case.wanted.held = true;
-    case.settle();
-    case.sees(job("first"));
-    case.pass();
+    let mut case = first_begun();
     // Cut off between the status and the Job: the very same is applied again.
     case.sees(job("first"));
     assert_eq!(started(&case.pass().after), ["first"]);
@@ -239,11 +241,7 @@ fn components_stop_through_the_release_and_never_stay_stopped() {
 
 #[test]
 fn what_never_ends_fails_at_its_limit() {
-    let mut case = Case::with_actions(EVERY_OCCASION);
-    case.wanted.held = true;
-    case.settle();
-    case.sees(job("first"));
-    case.pass();
+    let mut case = first_begun();
     case.sees(HookState::Running);
     // Its own limit is 300 s, and Kubernetes needs a moment to say so.
     case.after(320);

@@ -224,6 +224,12 @@ impl StyrminDeploymentSpec {
         canonical::digest(&self.to_value())
     }
 
+    /// A deployment of Styrmin's own.
+    #[must_use]
+    pub fn is_internal(&self) -> bool {
+        self.context["deployment"]["internal"] == true
+    }
+
     /// As JSON.
     #[must_use]
     pub fn to_value(&self) -> Value {

@@ -209,24 +209,34 @@ pub fn driver(folder: &Path, name: &str, service: &str, container: &str, actions
 }
 
 fn recipe(plane: &Plane, server: &Server, name: &str, account: &str, token: &str) -> Recipe {
-    let kubeconfig = plane.kubeconfig_of(name, account);
-    let environment = [
-        ("KUBECONFIG", kubeconfig.to_string_lossy().into_owned()),
-        ("STYRMIN_SERVER_ADDRESS", server.address()),
-        ("STYRMIN_AGENT_TOKEN", token.to_owned()),
-        ("STYRMIN_REPORT_INTERVAL", "1".to_owned()),
-        ("STYRMIN_OPERATOR_HELM_RELEASE_TIMEOUT", "30".to_owned()),
-        ("STYRMIN_OPERATOR_DEPLOYMENT_READY_TIMEOUT", "20".to_owned()),
-        ("STYRMIN_OPERATOR_RETRY_DELAY", "1".to_owned()),
-        ("STYRMIN_OPERATOR_TIMER", "5".to_owned()),
-        ("STYRMIN_LEASE_DURATION", "5".to_owned()),
-        ("STYRMIN_LOG", "info".to_owned()),
-    ];
+    agent(
+        name,
+        plane.folder(),
+        &plane.kubeconfig_of(name, account),
+        &[
+            ("STYRMIN_SERVER_ADDRESS", &server.address()),
+            ("STYRMIN_AGENT_TOKEN", token),
+            ("STYRMIN_REPORT_INTERVAL", "1"),
+            ("STYRMIN_OPERATOR_HELM_RELEASE_TIMEOUT", "30"),
+            ("STYRMIN_OPERATOR_DEPLOYMENT_READY_TIMEOUT", "20"),
+            ("STYRMIN_OPERATOR_RETRY_DELAY", "1"),
+            ("STYRMIN_OPERATOR_TIMER", "5"),
+            ("STYRMIN_LEASE_DURATION", "5"),
+            ("STYRMIN_LOG", "info"),
+        ],
+    )
+}
+
+/// How an agent is started that reaches the cluster by a kubeconfig.
+#[must_use]
+pub fn agent(name: &str, folder: &Path, kubeconfig: &Path, settings: &[(&str, &str)]) -> Recipe {
+    let kubeconfig = ("KUBECONFIG".to_owned(), kubeconfig.to_string_lossy().into_owned());
+    let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     Recipe {
         name: name.to_owned(),
         program: program("styrmin-agent"),
         arguments: Vec::new(),
-        environment: environment.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-        folder: plane.folder().to_owned(),
+        environment: settings.chain([kubeconfig]).collect(),
+        folder: folder.to_owned(),
     }
 }

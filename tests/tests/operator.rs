@@ -10,6 +10,9 @@ use styrmin_tests::{eventually, plane::FLUX};
 
 const HELM: &str = "helm.toolkit.fluxcd.io/v2";
 
+/// Longer than the operator's timer: what it would do by itself it has done by then.
+const OVER_A_TIMER: Duration = Duration::from_secs(6);
+
 fn ended(task: &Value, state: &str) {
     assert_eq!(task["state"], state, "{task:#}");
 }
@@ -168,7 +171,7 @@ async fn a_failing_action_leaves_the_release_and_the_next_change_works() {
     assert_eq!(step["state"], "FAILED");
     let message = step["message"].as_str().unwrap();
     assert!(message.contains("in container web of pod") && message.contains("no such table"), "{message}");
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::sleep(OVER_A_TIMER).await;
     let after = world.plane.get(&key).await.unwrap();
     assert_eq!(after["spec"], before["spec"], "the release is not touched");
     assert_eq!(after["metadata"]["generation"], before["metadata"]["generation"]);
@@ -381,7 +384,7 @@ async fn the_network_of_three_deployments_in_two_environments() {
         ])
         .await;
     world.plane.kubectl(&["-n", &environment, "delete", "styrmindeployment", &name]).await;
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::sleep(OVER_A_TIMER).await;
     assert!(world.plane.get(&["apps/v1", "Deployment", &name, &name]).await.is_some());
     expect(&web, vec![leads_to("shop", &late)]).await;
 }

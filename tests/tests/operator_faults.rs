@@ -19,7 +19,6 @@ use styrmin_renderer::spec::{self, DriverRef, Lifecycle, StyrminDeploymentSpec};
 use styrmin_renderer::{canonical, objects};
 use styrmin_tests::plane::{Call, Class, Options, Plane, Port, Program, Proxy, Recipe, is_ready};
 use styrmin_tests::scripted::Scripted;
-use styrmin_tests::server::program;
 use styrmin_tests::{eventually, world};
 use tokio::sync::oneshot;
 
@@ -172,8 +171,7 @@ impl Place {
 }
 
 fn recipe(folder: &Path, kubeconfig: &Path, server: &Port) -> Recipe {
-    let environment = [
-        ("KUBECONFIG", kubeconfig.to_string_lossy().into_owned()),
+    let settings = [
         ("STYRMIN_SERVER_ADDRESS", format!("http://{}", server.address())),
         ("STYRMIN_AGENT_TOKEN", "nobody".to_owned()),
         ("STYRMIN_REPORT_INTERVAL", "300".to_owned()),
@@ -183,13 +181,7 @@ fn recipe(folder: &Path, kubeconfig: &Path, server: &Port) -> Recipe {
         ("STYRMIN_LEASE_DURATION", "3".to_owned()),
         ("STYRMIN_LOG", "info".to_owned()),
     ];
-    Recipe {
-        name: "agent".into(),
-        program: program("styrmin-agent"),
-        arguments: Vec::new(),
-        environment: environment.map(|(key, value)| (key.to_owned(), value)).into(),
-        folder: folder.to_owned(),
-    }
+    world::agent("agent", folder, kubeconfig, &settings.each_ref().map(|(key, value)| (*key, value.as_str())))
 }
 
 fn spec_of(

@@ -7,8 +7,6 @@ use super::{Context, FINALIZER, OperatorError, Result, execute};
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::GroupVersionKind;
-use kube::discovery::ApiResource;
 use kube::runtime::events::{Event, EventType};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Error, Resource as _, ResourceExt as _};
@@ -88,13 +86,9 @@ async fn act(
     }
 }
 
-fn resource(version: &str, kind: &str) -> ApiResource {
-    let (group, version) = version.split_once('/').unwrap_or(("", version));
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
-}
-
 fn api(client: &Client, version: &str, kind: &str, namespace: &str) -> Api<DynamicObject> {
-    let resource = resource(version, kind);
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let resource = watch::resource(group, version, kind);
     if namespace.is_empty() {
         Api::all_with(client.clone(), &resource)
     } else {
@@ -256,13 +250,7 @@ async fn record_applied(
 /// Removes every record but one.
 async fn forget_others(name: &str, gathered: &Gathered, namespace: &str, context: &Context) -> Result<()> {
     for old in gathered.revisions.iter().filter(|old| old.name_any() != name) {
-        let key = ObjectKey {
-            version: "apps/v1".into(),
-            kind: "ControllerRevision".into(),
-            namespace: namespace.to_owned(),
-            name: old.name_any(),
-            uid: None,
-        };
+        let key = ObjectKey::new("apps/v1", "ControllerRevision", namespace, &old.name_any());
         delete(context, &key).await?;
     }
     Ok(())

@@ -223,6 +223,15 @@ pub struct ObjectKey {
     pub uid: Option<String>,
 }
 
+impl ObjectKey {
+    /// Whichever object has the name.
+    #[must_use]
+    pub fn new(version: &str, kind: &str, namespace: &str, name: &str) -> Self {
+        let [version, kind, namespace, name] = [version, kind, namespace, name].map(str::to_owned);
+        Self { version, kind, namespace, name, uid: None }
+    }
+}
+
 /// What to do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
@@ -268,10 +277,17 @@ pub struct Decision {
     pub again: Option<Duration>,
 }
 
+impl Decision {
+    /// Looks again after this time at the latest.
+    fn no_later(&mut self, time: Duration) {
+        self.again = Some(self.again.map_or(time, |again| again.min(time)));
+    }
+}
+
 /// At once: the next pass rests on what this one wrote.
 pub(super) const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 /// How soon to look again at what a watch should have shown.
-const SOON: Option<Duration> = Some(Duration::from_secs(5));
+const SOON: Duration = Duration::from_secs(5);
 
 /// Decides.
 #[must_use]
@@ -333,14 +349,12 @@ fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision
     if going || object.spec.lifecycle == Lifecycle::Deleting {
         return teardown::decide(observed, status, now, settings);
     }
-    let left =
-        [Some(phase::DELETING), Some(phase::DELETED)].contains(&status.phase.as_deref()) || teardown::begun(&status);
-    if left || status.spec_digest.as_deref() != Some(object.spec.digest().as_str()) {
+    if teardown::left(&status) || status.spec_digest.as_deref() != Some(object.spec.digest().as_str()) {
         return match hook::unfinished(observed, &mut status, now) {
             Some(step) => {
                 let message = format!("A newer change waits until the step \"{step}\" has ended");
                 status.message = Some(message);
-                Decision { status, again: SOON, ..Decision::default() }
+                Decision { status, again: Some(SOON), ..Decision::default() }
             }
             None => begin(observed, status, now),
         };
@@ -351,7 +365,7 @@ fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision
 /// Notes what is acted on from now on.
 fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
     let spec = &observed.object.spec;
-    let left = [Some(phase::DELETING), Some(phase::DELETED)].contains(&status.phase.as_deref());
+    let left = teardown::left(&status);
     if left {
         // What was said of that end does not count for the next one.
         status.latched = None;
@@ -440,7 +454,7 @@ fn wait(
         }
         status::set(&mut status, "Ready", "Unknown", reason, message, generation, now);
     }
-    Decision { status, again: SOON, ..Decision::default() }
+    Decision { status, again: Some(SOON), ..Decision::default() }
 }
 
 fn rollout(
@@ -496,11 +510,11 @@ fn rollout(
         work(observed, driver, wanted, status, &verdict, now, settings)
     };
     if !observed.going.is_empty() {
-        decision.again = Some(decision.again.unwrap_or(Duration::from_secs(2)).min(Duration::from_secs(2)));
+        decision.no_later(Duration::from_secs(2));
     }
-    if observed.object.spec.context["deployment"]["internal"] == true && !observed.internal_ready && !done {
+    if observed.object.spec.is_internal() && !observed.internal_ready && !done {
         // No change of a pod leads here.
-        decision.again = decision.again.min(SOON).or(SOON);
+        decision.no_later(SOON);
     }
     decision.after.splice(0..0, after);
     decision.notes.extend(notes);
@@ -637,7 +651,7 @@ fn work(
                 let open = observed.differing.len() + observed.additions.len() + observed.unwanted.len();
                 if open > 0 {
                     let mut decision = timed(status, now, settings, generation, None);
-                    decision.again = decision.again.min(SOON).or(SOON);
+                    decision.no_later(SOON);
                     return decision;
                 }
                 steps::succeed(&mut status, current.index, now);

@@ -239,6 +239,12 @@ pub fn forget(status: &mut StyrminDeploymentStatus, kind: &StepKind, base: Base<
     }
 }
 
+/// A step of an action has not ended well.
+#[must_use]
+pub fn hook_is_left(status: &StyrminDeploymentStatus) -> bool {
+    status.steps.iter().any(|step| step.key.is_some() && !ended_well(step))
+}
+
 /// A step of an action has failed.
 #[must_use]
 pub fn hook_has_failed(status: &StyrminDeploymentStatus) -> bool {

@@ -207,8 +207,12 @@ pub(super) fn begun(status: &StyrminDeploymentStatus) -> bool {
     has(status, "Deleting")
 }
 
+/// An end has begun, was waited for or is over.
+pub(super) fn left(status: &StyrminDeploymentStatus) -> bool {
+    [Some(phase::DELETING), Some(phase::DELETED)].contains(&status.phase.as_deref()) || begun(status)
+}
+
 /// Whether actions are still to be run before a teardown removes anything.
 pub(super) fn before_removal(status: &StyrminDeploymentStatus) -> bool {
-    status.steps.is_empty()
-        || status.steps.iter().any(|step| step.key.is_some() && step.state != "Succeeded" && step.state != "Skipped")
+    status.steps.is_empty() || steps::hook_is_left(status)
 }

@@ -129,6 +129,14 @@ pub struct Identifier {
     pub label: BTreeMap<String, String>,
 }
 
+impl Identifier {
+    /// Whether pods with these labels are the component's.
+    #[must_use]
+    pub fn is_of(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
+        self.label.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
+    }
+}
+
 /// An endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

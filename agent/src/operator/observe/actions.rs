@@ -6,18 +6,16 @@ use super::super::{Context, OperatorError, Result, status};
 use super::{Secrets, masked};
 use crate::clock;
 use jiff::SignedDuration;
-use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, LogParams};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use styrmin_renderer::driver::Driver;
-use styrmin_renderer::driver::format::{Execute, RunJob, Step};
+use styrmin_renderer::driver::format::{Action, Execute, RunJob, Step};
 use styrmin_renderer::hooks;
 use styrmin_renderer::names::EnvironmentId;
-use styrmin_renderer::plan::{Plan, StepKind};
+use styrmin_renderer::plan::Plan;
 use styrmin_renderer::spec::{StyrminDeployment, StyrminDeploymentStatus};
 
 /// How much of a failed Job's log is read.
@@ -37,6 +35,7 @@ const LOG: LogParams = LogParams {
 pub(super) struct Place<'a> {
     pub(super) context: &'a Context,
     pub(super) object: &'a StyrminDeployment,
+    pub(super) status: &'a StyrminDeploymentStatus,
     pub(super) environment: &'a EnvironmentId,
     pub(super) driver: &'a Driver,
     pub(super) secrets: &'a Secrets,
@@ -46,10 +45,9 @@ pub(super) struct Place<'a> {
 pub(super) async fn running(
     context: &Context,
     object: &StyrminDeployment,
+    status: &StyrminDeploymentStatus,
     secrets: &Secrets,
 ) -> Result<Option<HookSeen>> {
-    let default = StyrminDeploymentStatus::default();
-    let status = object.status.as_ref().unwrap_or(&default);
     let Some((_, key, attempt)) = steps::running_hook(status) else { return Ok(None) };
     let state = known(context, object, secrets, (key, attempt)).await?;
     Ok(state.map(|state| HookSeen { key: key.into(), attempt, state }))
@@ -57,15 +55,18 @@ pub(super) async fn running(
 
 /// The step of `plan` that comes next.
 pub(super) async fn next(place: &Place<'_>, plan: &Plan, base: Base<'_>) -> Result<Option<HookSeen>> {
-    let default = StyrminDeploymentStatus::default();
-    let status = place.object.status.as_ref().unwrap_or(&default);
-    let Ok(Some(current)) = steps::current(status, plan, base) else { return Ok(None) };
-    let step = &status.steps[current.index];
+    let Ok(Some(current)) = steps::current(place.status, plan, base) else { return Ok(None) };
+    let step = &place.status.steps[current.index];
     let Some(key) = step.key.clone() else { return Ok(None) };
+    let Some((action, what)) = hooks::step(&place.driver.file.spec, &current.kind) else { return Ok(None) };
+    // The others are told from the status and the release.
+    if !matches!(what, Step::RunJob(_) | Step::Execute(_)) {
+        return Ok(None);
+    }
     let attempt = step.attempt;
     let state = match known(place.context, place.object, place.secrets, (&key, attempt)).await? {
         Some(state) => state,
-        None => beginning(place, &current.kind, (&key, attempt)).await?,
+        None => beginning(place, action, what, (&key, attempt)).await?,
     };
     Ok(Some(HookSeen { key, attempt, state }))
 }
@@ -115,8 +116,7 @@ async fn log(context: &Context, namespace: &str, job: &str) -> Option<String> {
 }
 
 /// What would begin a step.
-async fn beginning(place: &Place<'_>, kind: &StepKind, which: (&str, u32)) -> Result<HookState> {
-    let Some((action, step)) = hooks::step(&place.driver.file.spec, kind) else { return Ok(HookState::Unknown) };
+async fn beginning(place: &Place<'_>, action: &Action, step: &Step, which: (&str, u32)) -> Result<HookState> {
     match step {
         Step::RunJob(run) => {
             let template = template(place, run).await?;
@@ -132,19 +132,9 @@ async fn beginning(place: &Place<'_>, kind: &StepKind, which: (&str, u32)) -> Re
 /// The pod template of a component's workload, when the chart is installed.
 async fn template(place: &Place<'_>, run: &RunJob) -> Result<Option<Value>> {
     let Some(component) = place.driver.file.spec.components.get(&run.component) else { return Ok(None) };
-    let namespace = place.object.spec.deployment_id.object_name();
-    let what = || OperatorError::of(format!("looking for the pods' template of component {}", run.component));
-    let client = || place.context.client.clone();
-    let is = |labels: Option<&BTreeMap<String, String>>| {
-        component.identifier.label.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
-    };
-    let all = ListParams::default();
-    let deployments = Api::<Deployment>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
-    let deployments = deployments.items.into_iter().filter_map(|one| Some(one.spec?.template));
-    let sets = Api::<StatefulSet>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
-    let sets = sets.items.into_iter().filter_map(|one| Some(one.spec?.template));
-    let found =
-        deployments.chain(sets).find(|template| is(template.metadata.as_ref().and_then(|one| one.labels.as_ref())));
+    let found = super::templates(place.context, &place.object.spec).await?.find(|template| {
+        component.identifier.is_of(template.metadata.as_ref().and_then(|metadata| metadata.labels.as_ref()))
+    });
     Ok(found.and_then(|template| serde_json::to_value(template).ok()))
 }
 
@@ -159,13 +149,9 @@ fn command(place: &Place<'_>, execute: &Execute) -> HookState {
     };
     let namespace = place.object.spec.deployment_id.object_name();
     let is = |pod: &Pod| {
-        let labels = pod.metadata.labels.as_ref();
-        let of_component = component
-            .identifier
-            .label
-            .iter()
-            .all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value));
-        pod.metadata.namespace.as_deref() == Some(&namespace) && of_component && is_ready(pod)
+        pod.metadata.namespace.as_deref() == Some(&namespace)
+            && component.identifier.is_of(pod.metadata.labels.as_ref())
+            && is_ready(pod)
     };
     let mut pods = place.context.watch.pods.state_filter(is);
     pods.sort_by_key(|pod| pod.metadata.name.clone());

@@ -13,8 +13,8 @@ use super::steps::{self, Base};
 use super::{Context, OperatorError, Result, teardown};
 use crate::flux;
 use crate::watch::{self, Watch};
-use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::{Event, Namespace, Secret, Service};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::{Event, Namespace, PodTemplateSpec, Secret, Service};
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
@@ -119,7 +119,7 @@ impl Gathered {
         self.revisions.last()?.metadata.name.as_deref()
     }
 
-    /// Whether something is asked of the API server that `object` and the stores do not show.
+    /// Reads what was last applied with success, which no store holds.
     async fn read_applied(&mut self, context: &Context, namespace: &str, spec: &StyrminDeploymentSpec) -> Result<()> {
         self.revisions = revisions(context, namespace, spec).await?;
         let data = self.revisions.last().and_then(|revision| revision.data.as_ref()).map(|data| &data.0);
@@ -154,7 +154,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         finished_jobs: Vec::new(),
         revisions: Vec::new(),
         hook: None,
-        internal_ready: is_internal(spec) && has_ready_pod(watch, spec),
+        internal_ready: spec.is_internal() && has_ready_pod(watch, spec),
         confirmed: confirmed(object, context),
         restored: false,
         leftovers: Vec::new(),
@@ -176,8 +176,8 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     let secrets = secrets(context, &namespace, spec).await?;
     gathered.secrets = secrets.as_ref().cloned().unwrap_or_default();
     let acted = status.spec_digest.as_deref() == Some(spec.digest().as_str()) && !teardown::begun(status);
-    if !acted || going {
-        gathered.hook = actions::running(context, object, &gathered.secrets).await?;
+    if (!acted || going) && !teardown::begun(status) {
+        gathered.hook = actions::running(context, object, status, &gathered.secrets).await?;
     }
     if going {
         let again = flux::applies_again(&context.client, watch, &namespace, &object.name_any()).await;
@@ -215,25 +215,19 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         let plan = plan::plan(gathered.applied.as_ref(), Some(spec), &driver.file.spec);
         let base = Base { revision: gathered.revision(), driver: &driver.digest };
         let secrets = &gathered.secrets;
-        let place = actions::Place { context, object, environment: &environment, driver: &driver, secrets };
+        let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
         gathered.hook = actions::next(&place, &plan, base).await?;
     }
     if acted {
-        gathered.network = network::look(context, object, &driver).await?;
+        gathered.network = network::look(context, object, status, &driver).await?;
     }
-    let way = in_the_way(&gathered, watch, spec);
-    let network = network::wanted(context, object, &environment, &driver, gathered.network.as_ref(), way.as_deref());
-    gathered.in_the_way = way.map(|name| ObjectKey {
-        version: "v1".into(),
-        kind: "Service".into(),
-        namespace: spec.deployment_id.object_name(),
-        uid: watch.services.get(&spec.deployment_id.object_name(), &name).map(|kept| kept.uid.to_string()),
-        name,
-    });
+    gathered.in_the_way = in_the_way(&gathered, watch, spec);
+    let (seen, way) = (gathered.network.as_ref(), gathered.in_the_way.as_ref());
+    let network = network::wanted(context, object, status, &environment, &driver, seen, way);
     gathered.unwanted = network.unwanted;
     gathered.collisions = network.collisions;
-    let objects = wanted(object, &environment, &driver, (network.policies, network.services), &gathered, context);
-    gathered.wanted = objects;
+    let both = (network.policies, network.services);
+    gathered.wanted = wanted(spec, status, &environment, &driver, both, &gathered, context);
     if let Ok(wanted) = &gathered.wanted {
         let seen = compare(watch, wanted, gathered.release.as_ref());
         gathered.stale = stale(watch, &namespace, spec, status, wanted);
@@ -253,11 +247,15 @@ async fn ending(
 ) -> Result<Gathered> {
     let namespace = object.namespace().unwrap_or_default();
     let spec = &object.spec;
+    if !teardown::begun(status) {
+        // Nothing is removed by a pass that only may begin it.
+        return Ok(gathered);
+    }
     if gathered.revisions.is_empty() {
         gathered.read_applied(context, &namespace, spec).await?;
     }
     gathered.leftovers = leftovers(context, &namespace, &object.name_any(), spec, &gathered.revisions).await?;
-    if !teardown::begun(status) || !teardown::before_removal(status) || gathered.applied.is_none() {
+    if !teardown::before_removal(status) || gathered.applied.is_none() {
         return Ok(gathered);
     }
     // The actions of what runs, not of what was to come.
@@ -272,7 +270,7 @@ async fn ending(
     let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec);
     let base = Base { revision: gathered.revision(), driver: &driver.digest };
     let secrets = &gathered.secrets;
-    let place = actions::Place { context, object, environment: &environment, driver: &driver, secrets };
+    let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
     gathered.hook = actions::next(&place, &plan, base).await?;
     // An action may stop components: through the release, as it is.
     let held = held_release(&gathered, context, status);
@@ -281,15 +279,25 @@ async fn ending(
     Ok(gathered)
 }
 
-/// A deployment of Styrmin's own: one ready pod is enough.
-fn is_internal(spec: &StyrminDeploymentSpec) -> bool {
-    spec.context["deployment"]["internal"] == true
-}
-
 fn has_ready_pod(watch: &Watch, spec: &StyrminDeploymentSpec) -> bool {
     let namespace = spec.deployment_id.object_name();
     let found = watch.pods.find(|pod| pod.metadata.namespace.as_deref() == Some(&namespace) && actions::is_ready(pod));
     found.is_some()
+}
+
+/// The pod templates of an application's Deployments and StatefulSets: no store holds what charts make.
+async fn templates(
+    context: &Context,
+    spec: &StyrminDeploymentSpec,
+) -> Result<impl Iterator<Item = PodTemplateSpec> + use<>> {
+    let namespace = spec.deployment_id.object_name();
+    let what = || OperatorError::of(format!("looking for the pods' templates in {namespace}"));
+    let client = || context.client.clone();
+    let all = ListParams::default();
+    let deployments = Api::<Deployment>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
+    let sets = Api::<StatefulSet>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
+    let deployments = deployments.items.into_iter().filter_map(|one| Some(one.spec?.template));
+    Ok(deployments.chain(sets.items.into_iter().filter_map(|one| Some(one.spec?.template))))
 }
 
 fn environment(namespace: &str) -> std::result::Result<EnvironmentId, String> {
@@ -297,8 +305,8 @@ fn environment(namespace: &str) -> std::result::Result<EnvironmentId, String> {
     id.ok_or_else(|| format!("Namespace {namespace} is not the namespace of an environment (styrmin-env-<id>)"))
 }
 
-/// Names a Service of ours that Helm cannot make because it is there.
-fn in_the_way(gathered: &Gathered, watch: &Watch, spec: &StyrminDeploymentSpec) -> Option<String> {
+/// A Service of ours that Helm cannot make because it is there.
+fn in_the_way(gathered: &Gathered, watch: &Watch, spec: &StyrminDeploymentSpec) -> Option<ObjectKey> {
     let namespace = spec.deployment_id.object_name();
     let of_release = gathered.release.as_ref().and_then(|release| release.pointer("/status/conditions"));
     let conditions = of_release.and_then(Value::as_array).into_iter().flatten();
@@ -309,7 +317,10 @@ fn in_the_way(gathered: &Gathered, watch: &Watch, spec: &StyrminDeploymentSpec) 
             message.split_once(&format!("\" in namespace \"{namespace}\" exists and cannot be imported"))?;
         Some(before.rsplit_once("Service \"")?.1.to_owned())
     };
-    messages.filter_map(named).find(|name| watch.services.get(&namespace, name).is_some_and(|kept| !kept.going))
+    messages.filter_map(named).find_map(|name| {
+        let kept = watch.services.get(&namespace, &name).filter(|kept| !kept.going)?;
+        Some(network::key("v1", "Service", &namespace, &name, &kept))
+    })
 }
 
 impl Gathered {
@@ -421,7 +432,7 @@ async fn secrets(
             )));
         }
     }
-    let names: std::collections::BTreeSet<&String> = references.iter().map(|reference| &reference.name).collect();
+    let names: BTreeSet<&String> = references.iter().map(|reference| &reference.name).collect();
     for name in names {
         let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
         let secret =
@@ -443,16 +454,14 @@ async fn secrets(
 
 /// Everything that should be there.
 fn wanted(
-    object: &StyrminDeployment,
+    spec: &StyrminDeploymentSpec,
+    status: &StyrminDeploymentStatus,
     environment: &EnvironmentId,
     driver: &Driver,
     (policies, services): (Vec<Value>, Vec<Value>),
     gathered: &Gathered,
     context: &Context,
 ) -> std::result::Result<Wanted, String> {
-    let spec = &object.spec;
-    let default = StyrminDeploymentStatus::default();
-    let status = object.status.as_ref().unwrap_or(&default);
     // Only charts that lie in the repository need it, and those were waited for.
     let repository = flux::repository(&context.watch).unwrap_or(objects::Repository {
         url: String::new(),
@@ -583,21 +592,14 @@ fn stale(
         let name = secret.metadata.name.as_deref().unwrap_or_default();
         secret.metadata.namespace.as_deref() == Some(namespace) && name.starts_with(&prefix) && Some(name) != current
     });
-    let key = |version: &str, kind: &str, namespace: &str, name: String| ObjectKey {
-        version: version.into(),
-        kind: kind.into(),
-        namespace: namespace.into(),
-        name,
-        uid: None,
-    };
     let application = spec.deployment_id.object_name();
     let jobs = watch.jobs.state_filter(|job| {
         let of_step = job.annotations().get(KEY_ANNOTATION);
         job.metadata.namespace.as_deref() == Some(&application)
             && !status.steps.iter().any(|step| step.key.as_ref() == of_step)
     });
-    let secrets = old.iter().map(|secret| key("v1", "Secret", namespace, secret.name_any()));
-    secrets.chain(jobs.iter().map(|job| key("batch/v1", "Job", &application, job.name_any()))).collect()
+    let secrets = old.iter().map(|secret| ObjectKey::new("v1", "Secret", namespace, &secret.name_any()));
+    secrets.chain(jobs.iter().map(|job| ObjectKey::new("batch/v1", "Job", &application, &job.name_any()))).collect()
 }
 
 /// Whether an object has everything that is wanted of it. What else it has, others put there.
@@ -683,13 +685,7 @@ async fn leftovers(
         let place = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
         found.push(Leftover {
             name: format!("{kind} {place}{name}"),
-            object: ObjectKey {
-                version: version.into(),
-                kind: kind.into(),
-                namespace: namespace.into(),
-                name: name.into(),
-                uid: None,
-            },
+            object: ObjectKey::new(version, kind, namespace, name),
             going,
         });
     };

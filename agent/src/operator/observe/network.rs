@@ -7,7 +7,6 @@
 use super::super::decide::{Network, ObjectKey, phase};
 use super::super::{Context, OperatorError, Result, teardown};
 use crate::kept;
-use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
@@ -33,27 +32,27 @@ pub(super) struct Wanted {
 
 /// The chart's Services, when they are needed: once they are there for the first time, or for another
 /// version. They are asked of the API server, since no watch holds what charts make.
-pub(super) async fn look(context: &Context, object: &StyrminDeployment, driver: &Driver) -> Result<Option<Network>> {
-    let status = object.status.as_ref();
-    let here = status.and_then(|status| status.phase.as_deref());
+pub(super) async fn look(
+    context: &Context,
+    object: &StyrminDeployment,
+    status: &StyrminDeploymentStatus,
+    driver: &Driver,
+) -> Result<Option<Network>> {
+    let here = status.phase.as_deref();
     // A status that was lost, or is of an earlier agent, is filled again.
-    let unknown = status.is_none_or(|status| status.endpoints.is_empty()) && !driver.file.spec.services.is_empty();
+    let unknown = status.endpoints.is_empty() && !driver.file.spec.services.is_empty();
     if here != Some(phase::SERVICES) && !(here == Some(phase::READY) && unknown) {
         return Ok(None);
     }
     let namespace = object.spec.deployment_id.object_name();
-    let what = || OperatorError::of(format!("looking for the Services of the chart in {namespace}"));
-    let client = || context.client.clone();
+    let what = OperatorError::of(format!("looking for the Services of the chart in {namespace}"));
     // Ours are known.
     let of_chart = ListParams::default().labels(&format!("{}!={}", MANAGED_BY.0, MANAGED_BY.1));
-    let services = Api::<Service>::namespaced(client(), &namespace).list(&of_chart).await.map_err(what())?;
+    let services =
+        Api::<Service>::namespaced(context.client.clone(), &namespace).list(&of_chart).await.map_err(what)?;
     let services: Vec<Value> = services.iter().filter_map(|found| serde_json::to_value(found).ok()).collect();
-    let all = ListParams::default();
-    let deployments = Api::<Deployment>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
-    let sets = Api::<StatefulSet>::namespaced(client(), &namespace).list(&all).await.map_err(what())?;
-    let of_deployments = deployments.items.into_iter().filter_map(|one| one.spec?.template.metadata?.labels);
-    let of_sets = sets.items.into_iter().filter_map(|one| one.spec?.template.metadata?.labels);
-    let pods: Vec<BTreeMap<String, String>> = of_deployments.chain(of_sets).collect();
+    let templates = super::templates(context, &object.spec).await?;
+    let pods: Vec<BTreeMap<String, String>> = templates.filter_map(|template| template.metadata?.labels).collect();
     let names = services.iter().filter_map(|found| found["metadata"]["name"].as_str().map(str::to_owned));
     Ok(Some(Network {
         endpoints: network::endpoints(&driver.file.spec, &services, &pods),
@@ -73,19 +72,18 @@ fn endpoints(driver: &Driver, status: &StyrminDeploymentStatus, seen: Option<&Ne
     declared
 }
 
-/// What should be there. `in_the_way` is the name of a Service of ours that Helm wants to make.
+/// What should be there. `in_the_way` is a Service of ours that Helm wants to make.
 pub(super) fn wanted(
     context: &Context,
     object: &StyrminDeployment,
+    status: &StyrminDeploymentStatus,
     environment: &EnvironmentId,
     driver: &Driver,
     seen: Option<&Network>,
-    in_the_way: Option<&str>,
+    in_the_way: Option<&ObjectKey>,
 ) -> Wanted {
     let watch = &context.watch;
     let spec = &object.spec;
-    let default = StyrminDeploymentStatus::default();
-    let status = object.status.as_ref().unwrap_or(&default);
     let mut endpoints = endpoints(driver, status, seen);
     let here = status.phase.as_deref();
     let after_release = [Some(phase::SERVICES), Some(phase::READY)].contains(&here);
@@ -100,7 +98,7 @@ pub(super) fn wanted(
     let known = seen.is_some() || here == Some(phase::READY) || !status.endpoints.is_empty();
     let mut taken: BTreeSet<&str> =
         seen.map_or(&status.chart_services, |seen| &seen.chart_services).iter().map(String::as_str).collect();
-    taken.extend(in_the_way);
+    taken.extend(in_the_way.map(|way| way.name.as_str()));
     if known {
         let own = network::services(spec, environment, &driver.file.spec, &endpoints);
         let is_free = |service: &Value| !taken.contains(service["metadata"]["name"].as_str().unwrap_or_default());
@@ -112,13 +110,13 @@ pub(super) fn wanted(
         let is_wanted = |objects: &[Value], name: &str| objects.iter().any(|one| one["metadata"]["name"] == name);
         for (name, kept) in watch.policies.within(&namespace) {
             if !kept.going && !is_wanted(&found.policies, &name) {
-                found.unwanted.push(key("networking.k8s.io/v1", "NetworkPolicy", &namespace, name, &kept));
+                found.unwanted.push(key("networking.k8s.io/v1", "NetworkPolicy", &namespace, &name, &kept));
             }
         }
         for (name, kept) in watch.services.within(&namespace) {
             let goes = !kept.alias || is_stale(context, object, &kept);
             if known && !kept.going && goes && !is_wanted(&found.services, &name) {
-                found.unwanted.push(key("v1", "Service", &namespace, name, &kept));
+                found.unwanted.push(key("v1", "Service", &namespace, &name, &kept));
             }
         }
     }
@@ -126,9 +124,8 @@ pub(super) fn wanted(
 }
 
 /// Exactly this object: one of the same name that the chart has made meanwhile is not meant.
-fn key(version: &str, kind: &str, namespace: &str, name: String, kept: &kept::Kept) -> ObjectKey {
-    let uid = Some(kept.uid.to_string());
-    ObjectKey { version: version.into(), kind: kind.into(), namespace: namespace.into(), name, uid }
+pub(super) fn key(version: &str, kind: &str, namespace: &str, name: &str, kept: &kept::Kept) -> ObjectKey {
+    ObjectKey { uid: Some(kept.uid.to_string()), ..ObjectKey::new(version, kind, namespace, name) }
 }
 
 /// The other deployments of the environment, the oldest first.

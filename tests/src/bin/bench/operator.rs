@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::{names, objects, yaml};
-use styrmin_tests::plane::{Options, Plane, Port, Program, Recipe};
+use styrmin_tests::plane::{Options, Plane, Port, Program};
 use styrmin_tests::{eventually, http, server, world};
 
 /// Deployments in one environment.
@@ -59,21 +59,18 @@ async fn measure(count: usize) {
 
     let metrics = Port::claim();
     let account = world::account(&plane).await;
-    let environment = [
-        ("KUBECONFIG", plane.kubeconfig_of("agent", &account).to_string_lossy().into_owned()),
-        ("STYRMIN_SERVER_ADDRESS", "http://127.0.0.1:9".to_owned()),
-        ("STYRMIN_AGENT_TOKEN", "none".to_owned()),
-        ("STYRMIN_REPORT_INTERVAL", "300".to_owned()),
-        ("STYRMIN_METRICS_LISTEN", metrics.address()),
-        ("STYRMIN_LOG", "warn".to_owned()),
-    ];
-    let recipe = Recipe {
-        name: "agent".into(),
-        program: server::program("styrmin-agent"),
-        arguments: Vec::new(),
-        environment: environment.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-        folder: plane.folder().to_owned(),
-    };
+    let recipe = world::agent(
+        "agent",
+        plane.folder(),
+        &plane.kubeconfig_of("agent", &account),
+        &[
+            ("STYRMIN_SERVER_ADDRESS", "http://127.0.0.1:9"),
+            ("STYRMIN_AGENT_TOKEN", "none"),
+            ("STYRMIN_REPORT_INTERVAL", "300"),
+            ("STYRMIN_METRICS_LISTEN", &metrics.address()),
+            ("STYRMIN_LOG", "warn"),
+        ],
+    );
     let began = Instant::now();
     let agent = Program::start(recipe, plane.logs());
     let ready = async |wanted: usize| {
