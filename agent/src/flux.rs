@@ -7,7 +7,6 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::ResourceExt as _;
 use kube::discovery::ApiResource;
 use serde_json::{Value, json};
-use std::sync::Arc;
 use styrmin_renderer::layout::FLUX_NAMESPACE;
 use styrmin_renderer::objects::{FLUX_SOURCE, Repository};
 
@@ -20,8 +19,8 @@ const FIELD_MANAGER: &str = "styrmin-agent-nudge";
 /// both are there.
 #[must_use]
 pub fn repository(watch: &Watch) -> Option<Repository> {
-    let source = watch::named(&watch.git_repositories, watch::source("GitRepository"), FLUX_NAMESPACE, FLUX_SOURCE)?;
-    let root = watch::named(&watch.kustomizations, watch::kustomization(), FLUX_NAMESPACE, FLUX_SOURCE)?;
+    let source = watch.git_repositories.get(FLUX_NAMESPACE, FLUX_SOURCE)?.object()?;
+    let root = watch.kustomizations.get(FLUX_NAMESPACE, FLUX_SOURCE)?.object()?;
     let path = root.data["spec"]["path"].as_str()?.trim_start_matches("./").trim_matches('/');
     let prefix = path.strip_suffix("cluster")?.trim_end_matches('/');
     Some(Repository {
@@ -34,8 +33,9 @@ pub fn repository(watch: &Watch) -> Option<Repository> {
 
 /// The Kustomization whose inventory has a StyrminDeployment.
 #[must_use]
-pub fn applied_by(watch: &Watch, namespace: &str, name: &str) -> Option<Arc<DynamicObject>> {
-    watch.kustomizations.find(|found| lists(found, namespace, name))
+pub fn applied_by(watch: &Watch, namespace: &str, name: &str) -> Option<DynamicObject> {
+    let all = watch.kustomizations.within(FLUX_NAMESPACE);
+    all.iter().filter_map(|(_, kept)| kept.object()).find(|found| lists(found, namespace, name))
 }
 
 /// Whether Flux applies the file of an object that is going: it was put back, or moved to where another

@@ -1,19 +1,132 @@
-//! What is kept of the network policies and Services that the operator wrote: whose they are, and a digest
-//! of what of them is ours. Whole objects of ten thousand deployments would fill the memory.
-//!
-//! Filled by [`crate::watch`] only. A list replaces everything at once, when it is complete.
+//! What is kept of each kind of objects: what is asked for often as it is, the rest compressed or not at all.
+//! Whole objects of ten thousand deployments would fill the memory. Pure.
 
-use serde_json::Value;
-use std::collections::{BTreeMap, HashSet};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::packed::{Packed, Packer};
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject, Secret as SecretObject};
+use kube::ResourceExt as _;
+use kube::api::{DynamicObject, PartialObjectMeta};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, PoisonError};
+use styrmin_renderer::hooks::KEY_ANNOTATION;
 use styrmin_renderer::network::{self, ALIAS_LABEL};
-use styrmin_renderer::spec::DEPLOYMENT_LABEL;
+use styrmin_renderer::spec::{
+    DEPLOYMENT_LABEL, DriverRef, ENVIRONMENT_LABEL, StyrminDeployment, StyrminDeploymentStatus,
+};
 
-/// What is kept of one object.
+/// Annotation prefix of the fingerprints of a decrypted Secret.
+const FINGERPRINT_PREFIX: &str = "fingerprint.styrmin.io/";
+
+/// A StyrminDeployment.
+#[derive(Debug, Clone)]
+pub struct Deployment {
+    /// Its UID.
+    pub uid: Box<str>,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// It is on its way out.
+    pub going: bool,
+    /// Its phase; empty when it has none.
+    pub phase: Box<str>,
+    /// The teardown of its application has begun.
+    pub leaving: bool,
+    /// It has the name that its deployment's object has.
+    pub named: bool,
+    /// Its driver.
+    pub driver: Arc<DriverRef>,
+    object: Packed,
+}
+
+impl PartialEq for Deployment {
+    fn eq(&self, other: &Self) -> bool {
+        self.object == other.object
+    }
+}
+
+/// Keeps StyrminDeployments.
+#[derive(Debug, Default)]
+pub struct Deployments {
+    packer: Packer,
+    /// Many have the same driver.
+    drivers: Mutex<Vec<Arc<DriverRef>>>,
+}
+
+/// Most drivers of which one copy is shared.
+const DRIVERS_MAX: usize = 256;
+
+impl Deployments {
+    /// What is kept of one. `leaving` says whether a status tells of a teardown.
+    #[must_use]
+    pub fn keep(&self, object: &StyrminDeployment, leaving: impl Fn(&StyrminDeploymentStatus) -> bool) -> Deployment {
+        let status = object.status.as_ref();
+        Deployment {
+            uid: object.uid().unwrap_or_default().into(),
+            created: object.creation_timestamp().map(|at| at.0),
+            going: object.metadata.deletion_timestamp.is_some(),
+            phase: status.and_then(|status| status.phase.as_deref()).unwrap_or_default().into(),
+            leaving: status.is_some_and(leaving),
+            named: object.name_any() == object.spec.deployment_id.object_name(),
+            driver: self.shared(&object.spec.driver),
+            object: self.packer.pack(object),
+        }
+    }
+
+    fn shared(&self, driver: &DriverRef) -> Arc<DriverRef> {
+        let mut known = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.iter().find(|known| ***known == *driver) {
+            return Arc::clone(known);
+        }
+        if known.len() >= DRIVERS_MAX {
+            known.clear();
+        }
+        let new = Arc::new(driver.clone());
+        known.push(Arc::clone(&new));
+        new
+    }
+}
+
+impl Deployment {
+    /// The object.
+    #[must_use]
+    pub fn object(&self) -> Option<StyrminDeployment> {
+        self.object.unpack()
+    }
+}
+
+/// An object of Flux.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Flux {
+    object: Packed,
+}
+
+impl Flux {
+    /// What is kept of one.
+    #[must_use]
+    pub fn keep(packer: &Packer, object: &DynamicObject) -> Self {
+        Self { object: packer.pack(object) }
+    }
+
+    /// The object.
+    #[must_use]
+    pub fn object(&self) -> Option<DynamicObject> {
+        self.object.unpack()
+    }
+
+    /// The object as JSON.
+    #[must_use]
+    pub fn value(&self) -> Option<Value> {
+        self.object.unpack()
+    }
+}
+
+/// A network policy or Service that the operator wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct Written {
     /// Id of the deployment that it belongs to; an alias belongs to the one that it leads to.
     pub owner: Box<str>,
+    /// Id of the environment that it lies in.
+    pub environment: Box<str>,
     /// It is a service alias.
     pub alias: bool,
     /// [`network::shape`] of it.
@@ -24,16 +137,15 @@ pub struct Kept {
     pub going: bool,
 }
 
-/// Most losses that are remembered; those of applications that are gone are not asked for any more.
-const LOST_MAX: usize = 10_000;
-
-impl Kept {
+impl Written {
     /// What is kept of an object of a kind.
     #[must_use]
-    pub fn of(kind: &str, object: &Value) -> Self {
+    pub fn keep(kind: &str, object: &Value) -> Self {
         let labels = &object["metadata"]["labels"];
+        let label = |name: &str| labels[name].as_str().unwrap_or_default().into();
         Self {
-            owner: labels[DEPLOYMENT_LABEL].as_str().unwrap_or_default().into(),
+            owner: label(DEPLOYMENT_LABEL),
+            environment: label(ENVIRONMENT_LABEL),
             alias: labels[ALIAS_LABEL.0] == ALIAS_LABEL.1,
             shape: network::shape(kind, object).into(),
             uid: object["metadata"]["uid"].as_str().unwrap_or_default().into(),
@@ -42,155 +154,128 @@ impl Kept {
     }
 }
 
-/// Namespace and name.
-type Key = (Box<str>, Box<str>);
-
-/// One kind of objects.
-#[derive(Debug, Default)]
-pub struct Store {
-    state: RwLock<State>,
+/// A Secret that we or Flux made for a deployment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Secret {
+    /// Id of the deployment.
+    pub owner: Box<str>,
+    /// Fingerprints of its keys, when Flux decrypted it.
+    pub fingerprints: Box<[(Box<str>, Box<str>)]>,
+    /// It is on its way out.
+    pub going: bool,
+    /// Others may have written it meanwhile.
+    version: Box<str>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    objects: BTreeMap<Key, Kept>,
-    /// The list that is coming in.
-    listed: Option<BTreeMap<Key, Kept>>,
-    /// Deleted by us: their end is no loss.
-    released: HashSet<Key>,
-    /// Deleted by somebody else, and not there again.
-    lost: HashSet<Key>,
-}
-
-impl State {
-    fn gone(&mut self, key: Key) {
-        if self.lost.len() >= LOST_MAX {
-            self.lost.clear();
-        }
-        if !self.released.remove(&key) {
-            self.lost.insert(key);
-        }
-    }
-}
-
-fn key(namespace: &str, name: &str) -> Key {
-    (namespace.into(), name.into())
-}
-
-impl Store {
-    fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A list begins.
-    pub fn begin(&self) {
-        self.write().listed = Some(BTreeMap::new());
-    }
-
-    /// An object of the list that is coming in, or one that was written.
-    pub fn put(&self, namespace: &str, name: &str, kept: Kept) {
-        let state = &mut *self.write();
-        let key = key(namespace, name);
-        if let Some(listed) = &mut state.listed {
-            listed.insert(key, kept);
-        } else {
-            state.lost.remove(&key);
-            state.objects.insert(key, kept);
-        }
-    }
-
-    /// The list is complete.
-    pub fn complete(&self) {
-        let state = &mut *self.write();
-        let Some(listed) = state.listed.take() else { return };
-        let before = std::mem::replace(&mut state.objects, listed);
-        for (key, _) in before {
-            if !state.objects.contains_key(&key) {
-                state.gone(key);
-            }
-        }
-        let State { objects, lost, .. } = state;
-        lost.retain(|key| !objects.contains_key(key));
-    }
-
-    /// An object is gone.
-    pub fn remove(&self, namespace: &str, name: &str) {
-        let state = &mut *self.write();
-        let key = key(namespace, name);
-        if state.objects.remove(&key).is_some() {
-            state.gone(key);
-        }
-    }
-
-    /// We are about to delete an object.
-    pub fn release(&self, namespace: &str, name: &str) {
-        let state = &mut *self.write();
-        let key = key(namespace, name);
-        if state.objects.contains_key(&key) {
-            state.released.insert(key);
-        }
-    }
-
-    /// An object.
+impl Secret {
+    /// What is kept of one.
     #[must_use]
-    pub fn get(&self, namespace: &str, name: &str) -> Option<Kept> {
-        self.read().objects.get(&key(namespace, name)).cloned()
+    pub fn keep(object: &PartialObjectMeta<SecretObject>) -> Self {
+        let fingerprint = |(name, value): (&String, &String)| {
+            Some((name.strip_prefix(FINGERPRINT_PREFIX)?.into(), value.as_str().into()))
+        };
+        Self {
+            owner: object.labels().get(DEPLOYMENT_LABEL).map_or("", String::as_str).into(),
+            fingerprints: object.annotations().iter().filter_map(fingerprint).collect(),
+            going: object.metadata.deletion_timestamp.is_some(),
+            version: object.resource_version().unwrap_or_default().into(),
+        }
     }
 
-    /// Whether somebody else deleted an object, since this process watches.
+    /// The fingerprint of a key.
     #[must_use]
-    pub fn is_lost(&self, namespace: &str, name: &str) -> bool {
-        self.read().lost.contains(&key(namespace, name))
-    }
-
-    /// The objects in a namespace, by name.
-    #[must_use]
-    pub fn within(&self, namespace: &str) -> Vec<(String, Kept)> {
-        let first = key(namespace, "");
-        let state = self.read();
-        let all = state.objects.range(first..).take_while(|((of, _), _)| **of == *namespace);
-        all.map(|((_, name), kept)| (name.to_string(), kept.clone())).collect()
+    pub fn fingerprint(&self, key: &str) -> Option<&str> {
+        self.fingerprints.iter().find(|(known, _)| **known == *key).map(|(_, fingerprint)| &**fingerprint)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A Job of a driver's action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActionJob {
+    /// Key of its step.
+    pub step: Box<str>,
+    /// Id of the environment of its deployment.
+    pub environment: Box<str>,
+    /// It changes whenever its state does.
+    version: Box<str>,
+}
 
-    fn kept(owner: &str) -> Kept {
-        Kept { owner: owner.into(), alias: false, shape: "s".into(), uid: "u".into(), going: false }
+impl ActionJob {
+    /// What is kept of one.
+    #[must_use]
+    pub fn keep(object: &PartialObjectMeta<Job>) -> Self {
+        Self {
+            step: object.annotations().get(KEY_ANNOTATION).map_or("", String::as_str).into(),
+            environment: object.labels().get(ENVIRONMENT_LABEL).map_or("", String::as_str).into(),
+            version: object.resource_version().unwrap_or_default().into(),
+        }
+    }
+}
+
+/// An application's namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Application {
+    /// Id of the deployment.
+    pub deployment: Box<str>,
+    /// Id of the environment, if the label is there.
+    pub environment: Option<Box<str>>,
+    /// It is on its way out.
+    pub going: bool,
+    labels: Box<str>,
+}
+
+impl Application {
+    /// What is kept of one.
+    #[must_use]
+    pub fn keep(object: &PartialObjectMeta<Namespace>) -> Self {
+        let labels = object.labels();
+        Self {
+            deployment: labels.get(DEPLOYMENT_LABEL).map_or("", String::as_str).into(),
+            environment: labels.get(ENVIRONMENT_LABEL).map(|environment| environment.as_str().into()),
+            going: object.metadata.deletion_timestamp.is_some(),
+            labels: json!(labels).to_string().into(),
+        }
     }
 
-    #[test]
-    fn a_list_replaces_everything_when_it_is_complete() {
-        let store = Store::default();
-        store.put("a", "one", kept("x"));
-        store.put("a", "two", kept("x"));
-        store.put("ab", "one", kept("y"));
-        store.begin();
-        store.put("a", "two", kept("z"));
-        assert_eq!(store.within("a").len(), 2, "not half of a list");
-        assert_eq!(store.get("a", "two"), Some(kept("x")));
-        store.complete();
-        assert_eq!(store.within("a"), [("two".to_owned(), kept("z"))]);
-        assert!(store.is_lost("a", "one") && store.is_lost("ab", "one") && !store.is_lost("a", "two"));
+    /// Its labels, as an object.
+    #[must_use]
+    pub fn labels(&self) -> Value {
+        serde_json::from_str(&self.labels).unwrap_or_default()
+    }
+}
+
+/// A pod: what a report says of it.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    /// It is ready, and not on its way out.
+    pub ready: bool,
+    row: Packed,
+}
+
+impl PartialEq for Pod {
+    fn eq(&self, other: &Self) -> bool {
+        self.row == other.row
+    }
+}
+
+impl Pod {
+    /// What is kept of one whose report is `row`.
+    #[must_use]
+    pub fn keep(packer: &Packer, object: &PodObject, row: &Value) -> Self {
+        Self { ready: is_ready(object), row: packer.pack(row) }
     }
 
-    #[test]
-    fn what_we_delete_is_no_loss() {
-        let store = Store::default();
-        store.put("a", "one", kept("x"));
-        store.release("a", "one");
-        store.remove("a", "one");
-        assert!(!store.is_lost("a", "one"));
-        store.put("a", "one", kept("x"));
-        store.remove("a", "one");
-        assert!(store.is_lost("a", "one"), "this time somebody else did");
-        store.put("a", "one", kept("x"));
-        assert!(!store.is_lost("a", "one"));
+    /// What a report says of it.
+    #[must_use]
+    pub fn row(&self) -> Option<Value> {
+        self.row.unpack()
     }
+}
+
+/// A pod is ready, and not on its way out.
+#[must_use]
+pub fn is_ready(pod: &PodObject) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

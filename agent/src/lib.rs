@@ -14,9 +14,12 @@ pub mod kept;
 pub mod lease;
 pub mod metrics;
 pub mod operator;
+pub mod packed;
 pub mod reporter;
+pub mod rows;
 pub mod server;
 pub mod settings;
+pub mod store;
 pub mod watch;
 
 use anyhow::Context as _;

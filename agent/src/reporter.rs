@@ -5,20 +5,19 @@
 //! is never built from half of one. It goes out every few seconds, or soon after something changed;
 //! what did not change is sent again only now and then, so a quiet cluster costs one small report.
 
-use crate::flux;
 use crate::server::{self, Server};
 use crate::settings::Settings;
 use crate::watch::{self, Changed, Watch};
-use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Pod};
-use kube::api::{Api, DynamicObject};
+use crate::{flux, kept, rows};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::Api;
 use kube::{Client, ResourceExt as _};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use styrmin_renderer::canonical;
 use styrmin_renderer::layout::FLUX_NAMESPACE;
-use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,8 +31,6 @@ const WHOLE: Duration = Duration::from_secs(60);
 const REPORT_LIMIT: Duration = Duration::from_secs(180);
 /// Longest pause after reports that failed.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Longest message of a pod or object, in characters.
-const MESSAGE_MAX: usize = 1000;
 
 const PODS: &str = "mutation($agent: AgentInput!, $items: [PodStatusInput!]!) { report: reportPodStatuses(agent: $agent, pods: $items) { newestRevision confirmedDeletions { deploymentId uid } } }";
 const DEPLOYMENTS: &str = "mutation($agent: AgentInput!, $items: [DeploymentStatusInput!]!) { report: reportDeploymentStatuses(agent: $agent, deployments: $items) { newestRevision confirmedDeletions { deploymentId uid } } }";
@@ -138,7 +135,8 @@ impl Reporter {
     async fn nudge(&mut self) {
         let Some(newest) = self.server.answer().newest_revision.clone() else { return };
         let resource = watch::source("GitRepository");
-        for object in self.watch.git_repositories.state() {
+        for (_, kept) in self.watch.git_repositories.all() {
+            let Some(object) = kept.object() else { continue };
             let has = flux::fetched(&object).map(flux::commit) == Some(newest.as_str());
             let name = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
             let asked = |(revision, at): &(String, Instant)| *revision == newest && at.elapsed() < WHOLE;
@@ -154,155 +152,24 @@ impl Reporter {
     }
 }
 
-fn short(text: &str) -> String {
-    text.chars().take(MESSAGE_MAX).collect()
-}
-
 /// The pods of applications.
 fn pods(watch: &Watch) -> Vec<Value> {
-    let applications: HashMap<String, String> = watch
-        .namespaces
-        .state()
-        .iter()
-        .filter_map(|namespace| Some((namespace.name_any(), namespace.labels().get(DEPLOYMENT_LABEL)?.clone())))
-        .collect();
-    let mut found: Vec<(String, Value)> = watch
-        .pods
-        .state()
-        .iter()
-        .filter_map(|pod| {
-            let deployment = applications.get(pod.metadata.namespace.as_deref()?)?;
-            Some((format!("{}/{}", pod.namespace()?, pod.name_any()), self::pod(pod, deployment)))
-        })
-        .collect();
-    found.sort_by(|a, b| a.0.cmp(&b.0));
-    found.into_iter().map(|(_, pod)| pod).collect()
-}
-
-fn pod(pod: &Pod, deployment: &str) -> Value {
-    let status = pod.status.clone().unwrap_or_default();
-    let containers: Vec<ContainerStatus> = status
-        .init_container_statuses
-        .into_iter()
-        .flatten()
-        .chain(status.container_statuses.into_iter().flatten())
-        .collect();
-    let ready =
-        status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True");
-    let phase =
-        if pod.metadata.deletion_timestamp.is_some() { "Terminating".into() } else { status.phase.unwrap_or_default() };
-    json!({
-        "namespace": pod.namespace(),
-        "name": pod.name_any(),
-        "deploymentId": deployment,
-        "component": pod.labels().get("app.kubernetes.io/component"),
-        "phase": phase,
-        "ready": ready,
-        "restarts": containers.iter().map(|container| container.restart_count).sum::<i32>(),
-        "reason": status.reason,
-        "message": status.message.as_deref().map(short),
-        "node": pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-        "containers": containers.iter().map(container).collect::<Vec<_>>(),
-    })
-}
-
-fn container(container: &ContainerStatus) -> Value {
-    let state = container.state.clone().unwrap_or_default();
-    let last = container.last_state.clone().unwrap_or_default().terminated;
-    let (name, reason, message, code) = if let Some(waiting) = state.waiting {
-        ("waiting", waiting.reason, waiting.message, last.as_ref().map(|last| last.exit_code))
-    } else if let Some(ended) = state.terminated {
-        ("terminated", ended.reason, ended.message, Some(ended.exit_code))
-    } else {
-        ("running", None, None, None)
-    };
-    // Why it ended last says more than that it is started again.
-    let reason = match (reason, last) {
-        (Some(reason), Some(last)) if reason == "CrashLoopBackOff" && last.reason.as_deref() == Some("OOMKilled") => {
-            last.reason
-        }
-        (reason, _) => reason,
-    };
-    json!({
-        "name": container.name,
-        "image": container.image,
-        "ready": container.ready,
-        "restarts": container.restart_count,
-        "state": name,
-        "reason": reason,
-        "message": message.as_deref().map(short),
-        "exitCode": code,
-    })
+    let rows = watch.pods.all().into_iter().filter_map(|((namespace, _), pod)| {
+        let mut row = pod.row()?;
+        row["deploymentId"] = (*watch.namespaces.get("", &namespace)?.deployment).into();
+        Some(row)
+    });
+    rows.collect()
 }
 
 fn deployments(watch: &Watch) -> Vec<Value> {
-    let mut found: Vec<Arc<StyrminDeployment>> = watch.deployments.state();
-    found.sort_by_key(|object| (object.namespace(), object.name_any()));
-    found.iter().map(|object| deployment(object)).collect()
-}
-
-fn deployment(object: &StyrminDeployment) -> Value {
-    let status = object.status.clone().unwrap_or_default();
-    // An object that no operator has come to yet says itself what it is about.
-    let instance = status.instance_id.clone().unwrap_or_else(|| object.spec.instance_id.clone());
-    let conditions: Vec<Value> = status
-        .conditions
-        .iter()
-        .map(|condition| {
-            json!({ "type": condition.r#type, "status": condition.status, "reason": condition.reason,
-                "message": short(&condition.message), "lastTransitionTime": condition.last_transition_time })
-        })
-        .collect();
-    let steps: Vec<Value> = status
-        .steps
-        .iter()
-        .map(|step| {
-            json!({ "name": step.name, "state": step.state, "attempt": step.attempt, "startedAt": step.started_at,
-                "endedAt": step.ended_at, "message": step.message.as_deref().map(short) })
-        })
-        .collect();
-    json!({
-        "deploymentId": object.spec.deployment_id,
-        "uid": object.uid(),
-        "namespace": object.namespace(),
-        "name": object.name_any(),
-        "instanceId": instance,
-        "phase": status.phase,
-        "displayState": status.display_state,
-        "message": status.message.as_deref().map(short),
-        "specDigest": status.spec_digest,
-        "observedGeneration": status.observed_generation,
-        "generation": object.metadata.generation,
-        "deleting": object.metadata.deletion_timestamp.is_some(),
-        "driftCorrections": status.drift_corrections,
-        "conditions": conditions,
-        "steps": steps,
-    })
+    watch.deployments.all().iter().filter_map(|(_, kept)| Some(rows::deployment(&kept.object()?))).collect()
 }
 
 fn flux_statuses(watch: &Watch) -> Vec<Value> {
-    let git =
-        watch.git_repositories.state_filter(|object| object.metadata.namespace.as_deref() == Some(FLUX_NAMESPACE));
-    let mut found: Vec<Value> = git.iter().map(|object| flux_status("GitRepository", object)).collect();
-    found.extend(watch.kustomizations.state().iter().map(|object| flux_status("Kustomization", object)));
-    found.sort_by_key(|one| format!("{}/{}", one["kind"], one["name"]));
-    found
-}
-
-fn flux_status(kind: &str, object: &DynamicObject) -> Value {
-    let status = &object.data["status"];
-    let ready = status["conditions"].as_array().into_iter().flatten().find(|condition| condition["type"] == "Ready");
-    let of = |name: &str| ready.and_then(|ready| ready[name].as_str());
-    let revision = status.pointer("/artifact/revision").or(status.get("lastAppliedRevision"));
-    json!({
-        "kind": kind,
-        "namespace": object.namespace(),
-        "name": object.name_any(),
-        "ready": of("status").unwrap_or("Unknown"),
-        "reason": of("reason"),
-        "message": of("message").map(short),
-        "revision": revision.and_then(Value::as_str),
-        "attemptedRevision": status["lastAttemptedRevision"].as_str(),
-        "suspended": object.data["spec"]["suspend"].as_bool().unwrap_or_default(),
-    })
+    let row = |kind: &'static str| move |(_, kept): &(_, kept::Flux)| Some(rows::flux_status(kind, &kept.object()?));
+    let git = watch.git_repositories.within(FLUX_NAMESPACE);
+    let git = git.iter().filter_map(row("GitRepository"));
+    let kustomizations = watch.kustomizations.within(FLUX_NAMESPACE);
+    git.chain(kustomizations.iter().filter_map(row("Kustomization"))).collect()
 }

@@ -1,44 +1,50 @@
 //! The only place that watches the API server: one watch per kind, each into a store.
 //!
-//! A store is replaced as a whole when a list is complete, so nobody ever reads half of one. Objects
-//! are trimmed before they are kept. Every change goes out as a [`Changed`] to whoever listens.
+//! What is kept of an object is [`crate::kept`]'s. Every change of it goes out as a [`Changed`] to whoever
+//! listens; an event that changes nothing of what is kept tells nobody.
 
 use crate::NAMESPACE;
-use crate::kept::{self, Kept};
+use crate::kept::{self, ActionJob, Application, Deployment, Deployments, Written};
+use crate::operator::is_leaving;
+use crate::packed::Packer;
+use crate::rows;
+use crate::store::{Key, Store, key};
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use kube::api::{Api, DynamicObject, PartialObjectMeta};
 use kube::core::{DeserializeGuard, GroupVersionKind, Resource};
 use kube::discovery::ApiResource;
-use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use std::collections::HashMap;
 use std::fmt::Debug;
-use std::hash::Hash;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use styrmin_renderer::hooks::HOOK_LABEL;
 use styrmin_renderer::layout::{FLUX_NAMESPACE, MANAGED_BY};
-use styrmin_renderer::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, StyrminDeployment};
+use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 /// Changes that a slow listener may miss before it has to look at everything.
 const BACKLOG: usize = 4096;
+/// Objects in one answer to a list: a whole page is in memory at once, with everything that is not kept.
+const PAGE: u32 = 100;
+
+/// Names a StyrminDeployment by its namespace and name.
+pub type DeploymentRef = ObjectRef<PartialObjectMeta<StyrminDeployment>>;
 
 /// What changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changed {
-    /// Something of one deployment, named by its namespace and the name of its StyrminDeployment.
-    Deployment(ObjectRef<StyrminDeployment>),
-    /// Which services there are in an environment, named by its namespace: a deployment came, went, or has
-    /// another driver.
-    Environment(String),
+    /// Something of one deployment.
+    Deployment(DeploymentRef),
+    /// Which services there are in an environment: a deployment came, went, or has another driver.
+    Environment(DeploymentRef),
     /// A driver's definition or a source: many may wait for it.
     Everything,
     /// Pods of a namespace.
@@ -50,29 +56,29 @@ pub enum Changed {
 /// The stores.
 pub struct Watch {
     /// StyrminDeployments.
-    pub deployments: Store<StyrminDeployment>,
+    pub deployments: Arc<Store<Deployment>>,
     /// HelmReleases of ours.
-    pub releases: Store<DynamicObject>,
+    pub releases: Arc<Store<kept::Flux>>,
     /// Chart sources of ours, by kind: HelmChart, HelmRepository, OCIRepository.
-    pub sources: Vec<(ApiResource, Store<DynamicObject>)>,
+    sources: Vec<(&'static str, Arc<Store<kept::Flux>>)>,
     /// GitRepositories of ours; that of the cluster is in `flux-system`.
-    pub git_repositories: Store<DynamicObject>,
+    pub git_repositories: Arc<Store<kept::Flux>>,
     /// Kustomizations in `flux-system`.
-    pub kustomizations: Store<DynamicObject>,
-    /// Metadata of Secrets that we or Flux made for deployments.
-    pub secrets: Store<PartialObjectMeta<Secret>>,
+    pub kustomizations: Arc<Store<kept::Flux>>,
+    /// Secrets that we or Flux made for deployments, without their data.
+    pub secrets: Arc<Store<kept::Secret>>,
     /// Network policies that the operator wrote.
-    pub policies: Arc<kept::Store>,
+    pub policies: Arc<Store<Written>>,
     /// Services and service aliases that the operator wrote.
-    pub services: Arc<kept::Store>,
-    /// Metadata of Jobs of drivers' actions.
-    pub jobs: Store<PartialObjectMeta<Job>>,
+    pub services: Arc<Store<Written>>,
+    /// Jobs of drivers' actions.
+    pub jobs: Arc<Store<ActionJob>>,
     /// Application namespaces.
-    pub namespaces: Store<PartialObjectMeta<Namespace>>,
+    pub namespaces: Arc<Store<Application>>,
     /// Drivers' definitions.
-    pub drivers: Store<ConfigMap>,
-    /// All pods, trimmed.
-    pub pods: Store<Pod>,
+    pub drivers: Arc<Store<Arc<ConfigMap>>>,
+    /// The pods in namespaces whose names begin as applications' do.
+    pub pods: Arc<Store<kept::Pod>>,
     changes: broadcast::Sender<Changed>,
     ready: Vec<(&'static str, Arc<AtomicBool>)>,
 }
@@ -140,125 +146,108 @@ impl Starter<'_> {
         .flatten()
     }
 
-    /// Follows a stream of watch events into a store.
-    fn follow<K>(
+    /// Follows a stream of watch events into a store. `keep` says what is kept of an object, if anything;
+    /// `changed` what it means that it is other than before, or gone.
+    fn follow<K, T>(
         &mut self,
         name: &'static str,
-        writer: Writer<K>,
+        store: Store<T>,
         stream: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
-        changed: impl Fn(&K) -> Option<Changed> + Send + Sync + 'static,
-    ) -> Store<K>
+        keep: impl Fn(K) -> Option<T> + Send + Sync + 'static,
+        changed: impl Fn(&Key, Option<&T>, Option<&T>) -> Option<Changed> + Send + Sync + 'static,
+    ) -> Arc<Store<T>>
     where
-        K: Resource + Clone + Debug + Send + Sync + 'static,
-        K::DynamicType: Eq + Hash + Clone + Send + Sync,
+        K: Resource + Send + Sync + 'static,
+        T: Clone + PartialEq + Send + Sync + 'static,
     {
-        let store = writer.as_reader();
+        let store = Arc::new(store);
         let done = Arc::new(AtomicBool::new(false));
         self.ready.push((name, Arc::clone(&done)));
-        let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), store.clone());
-        tokio::spawn(async move {
-            let listed = changes.clone();
-            let objects = stream.reflect(writer);
-            // Whoever looked while a list came in saw the store from before it.
-            let objects = objects.inspect_ok(move |event| {
-                if matches!(event, watcher::Event::InitDone) {
-                    let _ = listed.send(Changed::Everything);
-                }
-            });
-            let mut objects = std::pin::pin!(objects.touched_objects());
-            let first = async {
-                if reader.wait_until_ready().await.is_ok() {
-                    done.store(true, Ordering::Release);
-                }
-                std::future::pending::<()>().await;
-            };
-            let follow = async {
-                while let Some(object) = objects.next().await {
-                    match object {
-                        Ok(object) => {
-                            if let Some(changed) = changed(&object) {
-                                let _ = changes.send(changed);
-                            }
-                        }
-                        Err(error) => warn!(watch = name, %error, "a watch was interrupted; it begins anew"),
-                    }
-                }
-            };
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = first => {}
-                () = follow => {}
-            }
-        });
-        store
-    }
-
-    /// Follows a kind of which only little is kept.
-    fn keep(&mut self, kind: &'static str, resource: &ApiResource, labels: &str) -> Arc<kept::Store> {
-        let store = Arc::new(kept::Store::default());
-        let done = Arc::new(AtomicBool::new(false));
-        self.ready.push((kind, Arc::clone(&done)));
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), resource);
-        let stream = self.events(api, watcher::Config::default().labels(labels));
         let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), Arc::clone(&store));
         tokio::spawn(async move {
+            let tell = |key: &Key, before: Option<&T>, now: Option<&T>| {
+                if before != now
+                    && let Some(changed) = changed(key, before, now)
+                {
+                    let _ = changes.send(changed);
+                }
+            };
+            let place = |object: &K| {
+                let meta = object.meta();
+                key(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
+            };
             let mut stream = std::pin::pin!(stream);
-            let place = |object: &DynamicObject| (object.namespace().unwrap_or_default(), object.name_any());
             loop {
                 let event = tokio::select! {
                     () = stop.cancelled() => return,
                     event = stream.next() => event,
                 };
-                let changed = match event {
+                match event {
                     None => return,
-                    Some(Err(error)) => {
-                        warn!(watch = kind, %error, "a watch was interrupted; it begins anew");
-                        None
+                    Some(Err(error)) => warn!(watch = name, %error, "a watch was interrupted; it begins anew"),
+                    Some(Ok(watcher::Event::Init)) => store.begin(),
+                    Some(Ok(watcher::Event::InitApply(object))) => {
+                        let key = place(&object);
+                        if let Some(kept) = keep(object) {
+                            store.list(key, kept);
+                        }
                     }
-                    Some(Ok(watcher::Event::Init)) => {
-                        store.begin();
-                        None
-                    }
+                    // Whoever looked while a list came in saw the store from before it.
                     Some(Ok(watcher::Event::InitDone)) => {
-                        store.complete();
+                        for (key, before) in store.complete() {
+                            tell(&key, before.as_ref(), store.get(&key.0, &key.1).as_ref());
+                        }
                         done.store(true, Ordering::Release);
-                        Some(Changed::Everything)
                     }
-                    Some(Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object))) => {
-                        let (namespace, name) = place(&object);
-                        let value = serde_json::to_value(&object).unwrap_or_default();
-                        store.put(&namespace, &name, Kept::of(kind, &value));
-                        holder(&object)
+                    Some(Ok(watcher::Event::Apply(object))) => {
+                        let key = place(&object);
+                        if let Some(kept) = keep(object) {
+                            let before = store.put(key.clone(), kept.clone());
+                            tell(&key, before.as_ref(), Some(&kept));
+                        }
                     }
                     Some(Ok(watcher::Event::Delete(object))) => {
-                        let (namespace, name) = place(&object);
-                        store.remove(&namespace, &name);
-                        holder(&object)
+                        let key = place(&object);
+                        let before = store.remove(&key);
+                        tell(&key, before.as_ref(), None);
                     }
-                };
-                if let Some(changed) = changed {
-                    let _ = changes.send(changed);
                 }
             }
         });
         reader
     }
 
-    fn dynamic(
+    /// Follows policies or Services that the operator wrote.
+    fn written(&mut self, kind: &'static str, resource: &ApiResource, labels: &str) -> Arc<Store<Written>> {
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), resource);
+        let stream = self.events(api, config(labels));
+        let keep = move |object| Some(Written::keep(kind, &serde_json::to_value(object).unwrap_or_default()));
+        let held = |written: &Written| Some(written.environment.clone());
+        self.follow(kind, Store::with_losses(), stream, keep, in_application(held))
+    }
+
+    /// Follows a kind of Flux.
+    fn flux(
         &mut self,
-        name: &'static str,
+        kind: &'static str,
         resource: &ApiResource,
         namespace: Option<&str>,
         labels: &str,
-        changed: impl Fn(&DynamicObject) -> Option<Changed> + Send + Sync + 'static,
-    ) -> Store<DynamicObject> {
+        changed: impl Fn(&Key) -> Changed + Send + Sync + 'static,
+    ) -> Arc<Store<kept::Flux>> {
         let api: Api<DynamicObject> = match namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
             None => Api::all_with(self.client.clone(), resource),
         };
-        let stream = self.events(api, watcher::Config::default().labels(labels)).modify(trim);
-        self.follow(name, Writer::new(resource.clone()), stream, changed)
+        let stream = self.events(api, config(labels)).modify(trim);
+        let packer = Packer::default();
+        let keep = move |object| Some(kept::Flux::keep(&packer, &object));
+        self.follow(kind, Store::default(), stream, keep, move |key, _, _| Some(changed(key)))
     }
+}
+
+fn config(labels: &str) -> watcher::Config {
+    watcher::Config::default().labels(labels).page_size(PAGE)
 }
 
 /// What nobody reads.
@@ -269,18 +258,19 @@ fn trim<K: Resource>(object: &mut K) {
 /// What `kubectl apply` leaves.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// The StyrminDeployment that an object of ours belongs to, when it lies in the environment's namespace.
-fn beside<K: Resource>(object: &K) -> Option<Changed> {
-    let deployment = object.labels().get(DEPLOYMENT_LABEL)?;
-    let reference = ObjectRef::new(&format!("styrmin-{deployment}")).within(&object.namespace()?);
-    Some(Changed::Deployment(reference))
+fn deployment(namespace: &str, name: &str) -> DeploymentRef {
+    ObjectRef::new(name).within(namespace)
 }
 
-/// The StyrminDeployment in whose application's namespace an object of ours lies.
-fn holder<K: Resource>(object: &K) -> Option<Changed> {
-    let environment = object.labels().get(ENVIRONMENT_LABEL)?;
-    let reference = ObjectRef::new(&object.namespace()?).within(&format!("styrmin-env-{environment}"));
-    Some(Changed::Deployment(reference))
+/// The StyrminDeployment in whose application's namespace an object lies. `environment` is the id of its
+/// environment, if it says so.
+fn in_application<T>(
+    environment: impl Fn(&T) -> Option<Box<str>>,
+) -> impl Fn(&Key, Option<&T>, Option<&T>) -> Option<Changed> {
+    move |(namespace, _), before, now| {
+        let environment = environment(now.or(before)?)?;
+        Some(Changed::Deployment(deployment(&format!("styrmin-env-{environment}"), namespace)))
+    }
 }
 
 /// Objects that cannot be read disturb nobody: what was known of one stays, and its reader is told in the
@@ -309,23 +299,11 @@ fn decodable(event: watcher::Event<DeserializeGuard<StyrminDeployment>>) -> Opti
 }
 
 /// What a change of a StyrminDeployment means: for its environment only when its services may be others.
-fn of_deployment(reader: Store<StyrminDeployment>) -> impl Fn(&StyrminDeployment) -> Option<Changed> + Send + Sync {
-    type Known = HashMap<(Option<String>, Option<String>), (Option<String>, String, bool)>;
-    let known: Mutex<Known> = Mutex::default();
-    move |object| {
-        let reference = ObjectRef::from_obj(object);
-        let key = (object.metadata.namespace.clone(), object.metadata.name.clone());
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = if reader.get(&reference).is_some() {
-            let going = object.metadata.deletion_timestamp.is_some();
-            let now = (object.metadata.uid.clone(), object.spec.driver.digest.clone(), going);
-            known.insert(key, now.clone()).is_some_and(|before| before == now)
-        } else {
-            known.remove(&key);
-            false
-        };
-        Some(if same { Changed::Deployment(reference) } else { Changed::Environment(object.namespace()?) })
-    }
+fn of_deployment(key: &Key, before: Option<&Deployment>, now: Option<&Deployment>) -> Option<Changed> {
+    let reference = deployment(&key.0, &key.1);
+    let offers = |one: &Deployment| (one.uid.clone(), one.driver.digest.clone(), one.going);
+    let same = before.map(offers) == now.map(offers);
+    Some(if same { Changed::Deployment(reference) } else { Changed::Environment(reference) })
 }
 
 /// Starts every watch; they end with `stop`. Everything is listed anew after each `relist`.
@@ -334,57 +312,70 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
     let mut starter =
         Starter { client, relist, stop: stop.clone(), changes: broadcast::channel(BACKLOG).0, ready: Vec::new() };
     let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
-    let config = |labels: &str| watcher::Config::default().labels(labels);
 
     let api: Api<DeserializeGuard<StyrminDeployment>> = Api::all(client.clone());
     let stream = starter
-        .events(api, watcher::Config::default())
+        .events(api, watcher::Config::default().page_size(PAGE))
         .try_filter_map(|event| std::future::ready(Ok(decodable(event))))
         .modify(|object| {
             trim(object);
             object.annotations_mut().remove(LAST_APPLIED);
         });
-    let writer = reflector::store::Writer::default();
-    let changed = of_deployment(writer.as_reader());
-    let deployments = starter.follow("StyrminDeployment", writer, stream, changed);
-    let releases = starter.dynamic("HelmRelease", &helm_release(), None, &ours, beside);
-    let sources =
-        [("HelmChart", "HelmChart"), ("HelmRepository", "HelmRepository"), ("OCIRepository", "OCIRepository")]
-            .map(|(name, kind)| {
-                let resource = source(kind);
-                let store = starter.dynamic(name, &resource, None, &ours, |_| Some(Changed::Everything));
-                (resource, store)
-            })
-            .into();
-    let git_repositories =
-        starter.dynamic("GitRepository", &source("GitRepository"), None, &ours, |_| Some(Changed::Flux));
-    let kustomizations =
-        starter.dynamic("Kustomization", &kustomization(), Some(FLUX_NAMESPACE), "", |_| Some(Changed::Flux));
+    let keeper = Deployments::default();
+    let keep = move |object| Some(keeper.keep(&object, is_leaving));
+    let deployments = starter.follow("StyrminDeployment", Store::default(), stream, keep, of_deployment);
+
+    let beside = |(namespace, name): &Key| Changed::Deployment(deployment(namespace, name));
+    let releases = starter.flux("HelmRelease", &helm_release(), None, &ours, beside);
+    let sources = ["HelmChart", "HelmRepository", "OCIRepository"]
+        .map(|kind| (kind, starter.flux(kind, &source(kind), None, &ours, |_| Changed::Everything)))
+        .into();
+    let git_repositories = starter.flux("GitRepository", &source("GitRepository"), None, &ours, |_| Changed::Flux);
+    let kustomizations = starter.flux("Kustomization", &kustomization(), Some(FLUX_NAMESPACE), "", |_| Changed::Flux);
 
     let api: Api<PartialObjectMeta<Secret>> = Api::all(client.clone());
     // Charts' own Secrets carry the deployment's label too.
-    let stream = starter.events(api, config(&format!("{ours},{DEPLOYMENT_LABEL}"))).modify(trim);
-    let secrets = starter.follow("Secret", Writer::default(), stream, beside);
-    let policies = starter.keep("NetworkPolicy", &network_policy(), &ours);
-    let services = starter.keep("Service", &service(), &ours);
+    let stream = starter.events(api, config(&format!("{ours},{DEPLOYMENT_LABEL}")));
+    let of_secret = |(namespace, _): &Key, before: Option<&kept::Secret>, now: Option<&kept::Secret>| {
+        let owner = &now.or(before)?.owner;
+        Some(Changed::Deployment(deployment(namespace, &format!("styrmin-{owner}"))))
+    };
+    let secrets =
+        starter.follow("Secret", Store::default(), stream, |object| Some(kept::Secret::keep(&object)), of_secret);
+    let policies = starter.written("NetworkPolicy", &network_policy(), &ours);
+    let services = starter.written("Service", &service(), &ours);
     let api: Api<PartialObjectMeta<Job>> = Api::all(client.clone());
-    let stream = starter.events(api, config(&format!("{ours},{HOOK_LABEL}"))).modify(trim);
-    let jobs = starter.follow("Job", Writer::default(), stream, holder);
+    let stream = starter.events(api, config(&format!("{ours},{HOOK_LABEL}")));
+    let keep = |object| Some(ActionJob::keep(&object));
+    let of_job = in_application(|job: &ActionJob| Some(job.environment.clone()));
+    let jobs = starter.follow("Job", Store::default(), stream, keep, of_job);
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    let stream = starter.events(api, config(DEPLOYMENT_LABEL)).modify(trim);
+    let stream = starter.events(api, config(DEPLOYMENT_LABEL));
     // The namespace's labels name the environment too, and so where the object lies.
-    let namespaces =
-        starter.follow("Namespace", Writer::default(), stream, |namespace: &PartialObjectMeta<Namespace>| {
-            let environment = namespace.labels().get(ENVIRONMENT_LABEL)?;
-            let reference = ObjectRef::new(&namespace.name_any()).within(&format!("styrmin-env-{environment}"));
-            Some(Changed::Deployment(reference))
-        });
+    let of_namespace = |(_, name): &Key, before: Option<&Application>, now: Option<&Application>| {
+        let of = |application: &Application| application.environment.clone();
+        let environment = now.and_then(of).or(before.and_then(of))?;
+        Some(Changed::Deployment(deployment(&format!("styrmin-env-{environment}"), name)))
+    };
+    let keep = |object| Some(Application::keep(&object));
+    let namespaces = starter.follow("Namespace", Store::default(), stream, keep, of_namespace);
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let stream = starter.events(api, config("styrmin.io/driver")).modify(trim);
-    let drivers = starter.follow("ConfigMap", Writer::default(), stream, |_| Some(Changed::Everything));
+    let drivers = starter.follow(
+        "ConfigMap",
+        Store::default(),
+        stream,
+        |object| Some(Arc::new(object)),
+        |_, _, _| Some(Changed::Everything),
+    );
     let api: Api<Pod> = Api::all(client.clone());
-    let stream = starter.events(api, watcher::Config::default()).modify(trim_pod);
-    let pods = starter.follow("Pod", Writer::default(), stream, |_| Some(Changed::Pods));
+    let stream = starter.events(api, watcher::Config::default().page_size(PAGE));
+    let packer = Packer::default();
+    let keep = move |pod: Pod| {
+        let ours = pod.metadata.namespace.as_deref().is_some_and(|namespace| namespace.starts_with("styrmin-"));
+        ours.then(|| kept::Pod::keep(&packer, &pod, &rows::pod(&pod)))
+    };
+    let pods = starter.follow("Pod", Store::default(), stream, keep, |_, _, _| Some(Changed::Pods));
 
     Arc::new(Watch {
         deployments,
@@ -402,16 +393,6 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
         changes: starter.changes,
         ready: starter.ready,
     })
-}
-
-/// Keeps of a pod what a report has.
-fn trim_pod(pod: &mut Pod) {
-    trim(pod);
-    pod.metadata.annotations = None;
-    if let Some(spec) = &mut pod.spec {
-        let node = spec.node_name.take();
-        *spec = k8s_openapi::api::core::v1::PodSpec { node_name: node, ..Default::default() };
-    }
 }
 
 impl Watch {
@@ -441,22 +422,11 @@ impl Watch {
 
     /// A source in an environment.
     #[must_use]
-    pub fn source(&self, kind: &str, namespace: &str, name: &str) -> Option<Arc<DynamicObject>> {
+    pub fn source(&self, kind: &str, namespace: &str, name: &str) -> Option<DynamicObject> {
         let store = match kind {
             "GitRepository" => &self.git_repositories,
-            _ => &self.sources.iter().find(|(resource, _)| resource.kind == kind)?.1,
+            _ => &self.sources.iter().find(|(known, _)| *known == kind)?.1,
         };
-        named(store, source(kind), namespace, name)
+        store.get(namespace, name)?.object()
     }
-}
-
-/// An object of a store, which holds objects of this resource.
-#[must_use]
-pub fn named(
-    store: &Store<DynamicObject>,
-    resource: ApiResource,
-    namespace: &str,
-    name: &str,
-) -> Option<Arc<DynamicObject>> {
-    store.get(&ObjectRef::new_with(name, resource).within(namespace))
 }

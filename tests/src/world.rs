@@ -1,7 +1,7 @@
 //! Everything at once: a server with its hosted repository, a control plane with Flux that follows it,
 //! and an agent under exactly the rights that it needs.
 
-use crate::plane::{FLUX, Options, Plane, Program, Recipe};
+use crate::plane::{FLUX, Options, Plane, Port, Program, Recipe};
 use crate::server::{Api as _, Server, copy, drivers, program};
 use crate::{eventually, git};
 use age::secrecy::ExposeSecret as _;
@@ -22,6 +22,8 @@ pub struct World {
     pub plane: Plane,
     /// The agent.
     pub agent: Program,
+    /// Where the agent serves its metrics.
+    pub metrics: Port,
     /// Id of the cluster.
     pub cluster: String,
     /// Id of an environment in it.
@@ -80,8 +82,11 @@ impl World {
             plane.apply(&object).await;
         }
         let account = account(&plane).await;
-        let agent = Program::start(recipe(&plane, &server, "agent", &account, &token), plane.logs());
-        let world = Self { server, plane, agent, cluster, environment, token };
+        let metrics = Port::claim();
+        let mut recipe = recipe(&plane, &server, "agent", &account, &token);
+        recipe.environment.push(("STYRMIN_METRICS_LISTEN".into(), metrics.address()));
+        let agent = Program::start(recipe, plane.logs());
+        let world = Self { server, plane, agent, metrics, cluster, environment, token };
         let namespace = format!("styrmin-env-{}", world.environment);
         world.plane.until(&["v1", "Namespace", "", &namespace], LIMIT, |found| found.is_some()).await;
         world

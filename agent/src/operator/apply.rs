@@ -8,7 +8,6 @@ use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event, EventType};
-use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Error, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -65,10 +64,10 @@ async fn act(
     context: &Arc<Context>,
 ) -> Result<()> {
     match action {
-        Action::Apply(wanted) => apply(context, wanted).await,
+        Action::Apply(wanted) => apply(context, wanted, gathered.has_looked()).await,
         Action::Delete(key) => delete(context, key).await,
         Action::Execute(execution) => {
-            execute::begin(context, execution, ObjectRef::from_obj(object), gathered.secret_values());
+            execute::begin(context, execution, super::reference(object), gathered.secret_values());
             Ok(())
         }
         Action::RecordApplied => record_applied(object, status, gathered, context).await,
@@ -96,12 +95,13 @@ fn api(client: &Client, version: &str, kind: &str, namespace: &str) -> Api<Dynam
     }
 }
 
-async fn apply(context: &Context, wanted: &Value) -> Result<()> {
+/// `looked`: the pass has just seen which Services the chart has.
+async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let (version, kind) = (text("/apiVersion"), text("/kind"));
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     let client = &context.client;
-    if kind == "Service" && context.watch.services.get(namespace, name).is_none() {
+    if kind == "Service" && !looked && !context.watch.services.contains(namespace, name) {
         // A chart may have made one of this name a moment ago; then it serves.
         let found = api(client, version, kind, namespace).get_opt(name).await;
         let found = found.map_err(OperatorError::of(format!("reading {kind} {namespace}/{name}")))?;
@@ -208,6 +208,7 @@ async fn record_applied(
 ) -> Result<()> {
     let namespace = object.namespace().unwrap_or_default();
     let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), &namespace);
+    context.applied.forget(&object.metadata.uid.clone().unwrap_or_default());
     let newest = gathered.revisions.last();
     if let Some(known) = newest.filter(|_| gathered.applied() == Some(&object.spec)) {
         // Recorded already, by a pass that was cut off before it had removed the others.

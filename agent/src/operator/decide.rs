@@ -402,8 +402,9 @@ fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     }
     steps::begin(&mut status, &plan, observed.base(), now);
     let generation = observed.object.metadata.generation;
-    status::set(&mut status, "HelmReleaseReady", "Unknown", "Progressing", "The rollout has begun", generation, now);
-    status::set(&mut status, "Ready", "Unknown", "Progressing", "The rollout has begun", generation, now);
+    for condition in ["HelmReleaseReady", "Ready"] {
+        status::set(&mut status, condition, "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
+    }
     status.conditions.retain(|condition| condition.r#type != "HelmReleaseRemediated");
     let what = match plan.workflow {
         Workflow::None => "nothing that was applied changes".to_owned(),
@@ -642,12 +643,14 @@ fn work(
             }
             StepKind::Services => {
                 enter(&mut status, &current.kind);
-                steps::run(&mut status, current.index, now);
-                let Some(network) = observed.network else {
+                if let Some(network) = observed.network {
+                    status.endpoints.clone_from(&network.endpoints);
+                    status.chart_services.clone_from(&network.chart_services);
+                } else if !steps::has_begun(&status, current.index) {
                     return Decision { status, again: AT_ONCE, ..Decision::default() };
-                };
-                status.endpoints.clone_from(&network.endpoints);
-                status.chart_services.clone_from(&network.chart_services);
+                }
+                // Once it runs, what was seen of the chart's Services is in the status.
+                steps::run(&mut status, current.index, now);
                 let open = observed.differing.len() + observed.additions.len() + observed.unwanted.len();
                 if open > 0 {
                     let mut decision = timed(status, now, settings, generation, None);

@@ -3,7 +3,6 @@
 
 use crate::NAMESPACE;
 use crate::watch::Watch;
-use kube::runtime::reflector::ObjectRef;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use styrmin_renderer::driver::Driver;
@@ -24,7 +23,7 @@ impl Drivers {
     /// The definition that a spec names.
     pub(super) fn get(&self, watch: &Watch, wanted: &DriverRef) -> Found {
         let name = format!("styrmin-driver-{}", layout::driver_name(&wanted.name, &wanted.digest));
-        let found = watch.drivers.get(&ObjectRef::new(&name).within(NAMESPACE)).ok_or(None)?;
+        let found = watch.drivers.get(NAMESPACE, &name).ok_or(None)?;
         let version = found.metadata.resource_version.clone();
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, known)) = read.get(&name).filter(|(known, _)| *known == version) {
@@ -35,7 +34,7 @@ impl Drivers {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             Some(problems.join("; "))
         });
-        read.retain(|name, _| watch.drivers.get(&ObjectRef::new(name).within(NAMESPACE)).is_some());
+        read.retain(|name, _| watch.drivers.contains(NAMESPACE, name));
         read.insert(name, (version, driver.clone()));
         driver
     }

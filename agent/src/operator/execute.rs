@@ -5,14 +5,12 @@ use super::hook::{Execution, HookState};
 use super::observe::masked_by;
 use super::status::last_words;
 use super::{Context, OperatorError};
-use crate::watch::Changed;
+use crate::watch::{Changed, DeploymentRef};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, AttachParams};
-use kube::runtime::reflector::ObjectRef;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use styrmin_renderer::spec::StyrminDeployment;
 use tokio::io::AsyncReadExt as _;
 use tracing::info;
 
@@ -50,12 +48,7 @@ impl Executions {
 }
 
 /// Begins a command. `secrets` are texts that may not be seen in what it says.
-pub(super) fn begin(
-    context: &Arc<Context>,
-    execution: &Execution,
-    of: ObjectRef<StyrminDeployment>,
-    secrets: Vec<String>,
-) {
+pub(super) fn begin(context: &Arc<Context>, execution: &Execution, of: DeploymentRef, secrets: Vec<String>) {
     let Execution { key, attempt, namespace, pod, .. } = execution;
     if context.executions.get(key, *attempt).is_some() {
         return;

@@ -10,25 +10,30 @@ mod drivers;
 mod execute;
 pub mod hook;
 mod observe;
+mod recent;
 pub mod release;
 pub mod status;
 pub mod steps;
 mod teardown;
 
 use crate::clock;
+use crate::kept;
 use crate::metrics::{self, Phases, Queue};
 use crate::server::Server;
 use crate::settings::Settings;
-use crate::watch::{Changed, Watch};
+use crate::watch::{Changed, DeploymentRef, Watch};
 use futures::{Stream, StreamExt as _};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kube::api::{ObjectMeta, PartialObjectMeta, PartialObjectMetaExt as _};
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use styrmin_renderer::spec::StyrminDeployment;
+use styrmin_renderer::spec::{StyrminDeployment, StyrminDeploymentStatus};
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -60,7 +65,11 @@ pub(crate) struct Context {
     recorder: Recorder,
     executions: execute::Executions,
     drivers: drivers::Drivers,
-    queue: Arc<Queue<ObjectRef<StyrminDeployment>>>,
+    /// What was last applied, by the UID of the object. Nobody else writes it while this agent leads.
+    applied: recent::Recent<String, Vec<ControllerRevision>>,
+    /// Environments whose copy of the repository's credentials is as it should be.
+    credentials: recent::Recent<String, ()>,
+    queue: Arc<Queue<DeploymentRef>>,
     phases: Phases,
     troubles: Troubles,
 }
@@ -87,6 +96,12 @@ impl Troubles {
             Some(error) => drop(known.insert(uid, observed.masked(&error.to_string()))),
         }
     }
+}
+
+/// The teardown of an application has begun.
+#[must_use]
+pub fn is_leaving(status: &StyrminDeploymentStatus) -> bool {
+    teardown::begun(status)
 }
 
 /// Why a pass failed.
@@ -128,6 +143,10 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         client,
         executions: execute::Executions::default(),
         drivers: drivers::Drivers::default(),
+        // A process that was stopped for so long that another one leads finds nothing here: the lease is renewed
+        // five times within its duration.
+        applied: recent::Recent::new(Duration::from_secs(settings.lease_duration.into()).mul_f64(0.7)),
+        credentials: recent::Recent::new(settings.timer()),
         queue: Arc::clone(&queue),
         phases: Phases::default(),
         troubles: Troubles::default(),
@@ -137,10 +156,20 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         timer: settings.timer(),
         retry_delay: Duration::from_secs(settings.retry_delay.into()),
     });
-    // The watch is shared with the reporter; every trigger comes from it.
-    let controller = Controller::for_stream(futures::stream::pending(), watch.deployments.clone())
+    // The controller asks a store of its own which objects there are: one of names, filled by the triggers.
+    let (names, mut writer) = reflector::store();
+    writer.apply_watcher_event(&watcher::Event::Init);
+    writer.apply_watcher_event(&watcher::Event::InitDone);
+    let controller = Controller::for_stream(futures::stream::pending(), names)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(triggers(Arc::clone(&watch)).inspect(move |one| {
+            let there = watch.deployments.contains(one.namespace.as_deref().unwrap_or_default(), &one.name);
+            let named = named(one);
+            writer.apply_watcher_event(&if there {
+                watcher::Event::Apply(named)
+            } else {
+                watcher::Event::Delete(named)
+            });
             queue.add(one.clone(), watch.deployments.len());
         }))
         .graceful_shutdown_on(stop.cancelled_owned());
@@ -154,34 +183,46 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         .await;
 }
 
-fn everything(watch: &Watch) -> Vec<ObjectRef<StyrminDeployment>> {
-    watch.deployments.state().iter().map(|object| ObjectRef::from_obj(object.as_ref())).collect()
+/// Names an object.
+fn reference(object: &StyrminDeployment) -> DeploymentRef {
+    ObjectRef::new(&object.name_any()).within(&object.namespace().unwrap_or_default())
+}
+
+fn named(reference: &DeploymentRef) -> PartialObjectMeta<StyrminDeployment> {
+    let (name, namespace) = (Some(reference.name.clone()), reference.namespace.clone());
+    let metadata = ObjectMeta { name, namespace, ..ObjectMeta::default() };
+    PartialObjectMeta { types: None, ..metadata.into_response_partial() }
 }
 
 /// Which deployments have to be looked at: all of them first, then what changes.
-fn triggers(watch: Arc<Watch>) -> impl Stream<Item = ObjectRef<StyrminDeployment>> + Send + 'static {
+fn triggers(watch: Arc<Watch>) -> impl Stream<Item = DeploymentRef> + Send + 'static {
+    fn of(keys: impl IntoIterator<Item = crate::store::Key>) -> Vec<DeploymentRef> {
+        keys.into_iter().map(|(namespace, name)| ObjectRef::new(&name).within(&namespace)).collect()
+    }
     let changes = watch.changes();
-    let first = futures::stream::iter(everything(&watch));
+    let first = futures::stream::iter(of(watch.deployments.keys()));
     let batches = futures::stream::unfold((changes, watch), |(mut changes, watch)| async move {
+        let filter = |meant: &dyn Fn(&kept::Deployment) -> bool| {
+            let found = watch.deployments.filter(|_, kept| meant(kept));
+            of(found.into_iter().map(|(key, _)| key))
+        };
         let batch = match changes.recv().await {
             Ok(Changed::Deployment(one)) => vec![one],
-            Ok(Changed::Everything) | Err(RecvError::Lagged(_)) => everything(&watch),
+            Ok(Changed::Everything) | Err(RecvError::Lagged(_)) => of(watch.deployments.keys()),
             // What is going depends on the inventories of Kustomizations, what waits perhaps on the source.
-            Ok(Changed::Flux) => watch
-                .deployments
-                .state_filter(|object| {
-                    let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
-                    object.metadata.deletion_timestamp.is_some() || phase == Some(decide::phase::PREREQUISITES)
-                })
-                .iter()
-                .map(|object| ObjectRef::from_obj(object.as_ref()))
-                .collect(),
-            Ok(Changed::Environment(namespace)) => watch
-                .deployments
-                .state_filter(|object| object.metadata.namespace.as_deref() == Some(&namespace))
-                .iter()
-                .map(|object| ObjectRef::from_obj(object.as_ref()))
-                .collect(),
+            Ok(Changed::Flux) => filter(&|kept| kept.going || *kept.phase == *decide::phase::PREREQUISITES),
+            // One that comes to its own network later sees then what there is.
+            Ok(Changed::Environment(one)) => {
+                let others = watch.deployments.within(one.namespace.as_deref().unwrap_or_default());
+                let comes_to_it = ["", decide::phase::PREREQUISITES, decide::phase::RELEASE];
+                let others = others
+                    .into_iter()
+                    .filter(|(name, kept)| **name != *one.name && !comes_to_it.contains(&&*kept.phase));
+                let namespace = one.namespace.clone().unwrap_or_default();
+                let mut batch = of(others.map(|(name, _)| (namespace.as_str().into(), name)));
+                batch.push(one);
+                batch
+            }
             Ok(Changed::Pods) => Vec::new(),
             Err(RecvError::Closed) => return None,
         };
@@ -190,8 +231,11 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = ObjectRef<StyrminDeployment
     first.chain(batches.flatten())
 }
 
-async fn reconcile(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<Action> {
-    context.queue.take(&ObjectRef::from_obj(object.as_ref()));
+async fn reconcile(named: Arc<PartialObjectMeta<StyrminDeployment>>, context: Arc<Context>) -> Result<Action> {
+    context.queue.take(&ObjectRef::from_obj(named.as_ref()));
+    let (namespace, name) = (named.namespace().unwrap_or_default(), named.name_any());
+    let kept = context.watch.deployments.get(&namespace, &name);
+    let Some(object) = kept.and_then(|kept| kept.object()) else { return Ok(Action::await_change()) };
     let began = tokio::time::Instant::now();
     let result = tokio::time::timeout(PASS_LIMIT, pass(object, context)).await.unwrap_or(Err(OperatorError::Slow));
     let name = match &result {
@@ -203,7 +247,7 @@ async fn reconcile(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Res
     result
 }
 
-async fn pass(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<Action> {
+async fn pass(object: StyrminDeployment, context: Arc<Context>) -> Result<Action> {
     let mut observed = observe::observe(&object, &context).await?;
     observed.trouble = context.troubles.get(&object);
     let decision = decide::decide(&observed.view(&object), clock::now(), &context.settings);
@@ -220,7 +264,11 @@ async fn pass(object: Arc<StyrminDeployment>, context: Arc<Context>) -> Result<A
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the signature that the controller asks for")]
-fn error_policy(object: Arc<StyrminDeployment>, error: &OperatorError, context: Arc<Context>) -> Action {
+fn error_policy(
+    object: Arc<PartialObjectMeta<StyrminDeployment>>,
+    error: &OperatorError,
+    context: Arc<Context>,
+) -> Action {
     if error.is_stale() {
         return Action::requeue(STALE);
     }

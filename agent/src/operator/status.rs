@@ -124,7 +124,10 @@ pub fn nothing_to_put_back(status: &mut StyrminDeploymentStatus) {
 pub fn copy(status: &mut StyrminDeploymentStatus, seen: &Seen, generation: Option<i64>, now: Timestamp) {
     let mut one = |kind: &str, copied: &Copied| {
         let since = if copied.since.is_empty() { now.to_string() } else { copied.since.clone() };
-        set_since(status, kind, &copied.status, &copied.reason, &copied.message, generation, since);
+        // What Flux says of each of its own steps is not worth a write each.
+        let works = copied.status == "Unknown" && copied.reason == "Progressing";
+        let message = if works { ON_ITS_WAY } else { &copied.message };
+        set_since(status, kind, &copied.status, &copied.reason, message, generation, since);
     };
     if let Some(ready) = &seen.ready {
         one("HelmReleaseReady", ready);
@@ -134,6 +137,9 @@ pub fn copy(status: &mut StyrminDeploymentStatus, seen: &Seen, generation: Optio
         None => status.conditions.retain(|condition| condition.r#type != "HelmReleaseRemediated"),
     }
 }
+
+/// What conditions say of a rollout that neither ended nor failed.
+pub const ON_ITS_WAY: &str = "The rollout is on its way";
 
 /// Notes drift that Flux puts back; `true` when this one was not noted before.
 pub fn drifted(status: &mut StyrminDeploymentStatus, found: &Copied, generation: Option<i64>) -> bool {

@@ -126,6 +126,20 @@ pub fn release_allowed(status: &StyrminDeploymentStatus) -> bool {
     !status.steps.iter().any(|step| step.name == plan::HELM_RELEASE) || before.all(ended_well)
 }
 
+/// Whether the release is what is worked on, and services come after it with nothing in between.
+#[must_use]
+pub fn comes_to_services(status: &StyrminDeploymentStatus) -> bool {
+    let mut open = status.steps.iter().skip_while(|step| ended_well(step));
+    open.next().is_some_and(|step| step.name == plan::HELM_RELEASE)
+        && open.next().is_some_and(|step| step.name == plan::SERVICES)
+}
+
+/// Services are made, from what was seen of the chart's.
+#[must_use]
+pub fn services_begun(status: &StyrminDeploymentStatus) -> bool {
+    status.steps.iter().any(|step| step.name == plan::SERVICES && step.state == RUNS)
+}
+
 /// The phase that a step belongs to.
 #[must_use]
 pub fn phase_of(kind: &StepKind) -> &'static str {

@@ -46,6 +46,8 @@ pub const HELM_CONTROLLER: &str = "helm-controller";
 pub const FLUX: &str = "flux-system";
 
 const STAGES: &str = include_str!("stages.yaml");
+/// Memory is not what runs short on a machine of tests: Go's collector took two fifths of the API server's start.
+const GO: [(&str, &str); 2] = [("GOGC", "1000"), ("GOMEMLIMIT", "1GiB")];
 /// How long the API server may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(90);
 /// Logs of so many runs are kept.
@@ -179,7 +181,7 @@ impl Plane {
             name: name.into(),
             program,
             arguments,
-            environment: environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            environment: GO.iter().chain(environment).map(|(key, value)| ((*key).into(), (*value).into())).collect(),
             folder: self.folder.clone(),
         };
         self.programs.insert(name, Program::start(recipe, &self.logs));

@@ -4,7 +4,7 @@ use super::super::hook::{Execution, GRACE, HookSeen, HookState};
 use super::super::steps::{self, Base};
 use super::super::{Context, OperatorError, Result, status};
 use super::{Secrets, masked};
-use crate::clock;
+use crate::{clock, kept};
 use jiff::SignedDuration;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -124,7 +124,7 @@ async fn beginning(place: &Place<'_>, action: &Action, step: &Step, which: (&str
             let job = hooks::job(spec, place.environment, place.driver, action, run, which, template.as_ref());
             Ok(job.map_or_else(HookState::Impossible, HookState::Job))
         }
-        Step::Execute(execute) => Ok(command(place, execute)),
+        Step::Execute(execute) => command(place, execute).await,
         Step::StopComponents(_) | Step::StartComponents(_) | Step::Wait(_) => Ok(HookState::Unknown),
     }
 }
@@ -139,23 +139,23 @@ async fn template(place: &Place<'_>, run: &RunJob) -> Result<Option<Value>> {
 }
 
 /// A command in a ready pod of a component.
-fn command(place: &Place<'_>, execute: &Execute) -> HookState {
+async fn command(place: &Place<'_>, execute: &Execute) -> Result<HookState> {
     let name = &execute.component;
     let Some(component) = place.driver.file.spec.components.get(name) else {
-        return HookState::Impossible(format!("the driver has no component {name}"));
+        return Ok(HookState::Impossible(format!("the driver has no component {name}")));
     };
     let Some(container) = execute.container.as_ref().or(component.containers.first()) else {
-        return HookState::Impossible(format!("component {name} names no container to run the command in"));
+        return Ok(HookState::Impossible(format!("component {name} names no container to run the command in")));
     };
     let namespace = place.object.spec.deployment_id.object_name();
-    let is = |pod: &Pod| {
-        pod.metadata.namespace.as_deref() == Some(&namespace)
-            && component.identifier.is_of(pod.metadata.labels.as_ref())
-            && is_ready(pod)
-    };
-    let mut pods = place.context.watch.pods.state_filter(is);
+    let api: Api<Pod> = Api::namespaced(place.context.client.clone(), &namespace);
+    let labels: Vec<String> =
+        component.identifier.label.iter().map(|(label, value)| format!("{label}={value}")).collect();
+    let pods = api.list(&ListParams::default().labels(&labels.join(","))).await;
+    let mut pods = pods.map_err(OperatorError::of(format!("listing pods in {namespace}")))?.items;
+    pods.retain(kept::is_ready);
     pods.sort_by_key(|pod| pod.metadata.name.clone());
-    match pods.first() {
+    Ok(match pods.first() {
         None => HookState::NotYet(format!("no pod of component {name} is ready")),
         Some(pod) => HookState::Command(Execution {
             key: String::new(),
@@ -166,12 +166,5 @@ fn command(place: &Place<'_>, execute: &Execute) -> HookState {
             command: execute.command.clone(),
             timeout_seconds: execute.timeout_seconds,
         }),
-    }
-}
-
-/// A pod is ready, and not on its way out.
-pub(super) fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    pod.metadata.deletion_timestamp.is_none()
-        && conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    })
 }

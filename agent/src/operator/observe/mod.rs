@@ -8,31 +8,28 @@ mod network;
 use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, phase};
 use super::drivers::Found;
 use super::hook::HookSeen;
-use super::release::FailureEvent;
+use super::release::{self, FailureEvent};
 use super::steps::{self, Base};
 use super::{Context, OperatorError, Result, teardown};
-use crate::flux;
 use crate::watch::{self, Watch};
+use crate::{flux, kept};
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Event, Namespace, PodTemplateSpec, Secret, Service};
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use styrmin_renderer::context::SecretRef;
 use styrmin_renderer::driver::Driver;
-use styrmin_renderer::hooks::KEY_ANNOTATION;
 use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::network::{ALIAS_LABEL, shape};
 use styrmin_renderer::objects::{self, CHART_SOURCE};
 use styrmin_renderer::spec::{
-    DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
+    DEPLOYMENT_LABEL, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
 };
 use styrmin_renderer::{layout, plan, post_render, yaml};
+use tokio::time::Instant;
 
-/// Annotation prefix of the fingerprints of a decrypted Secret.
-const FINGERPRINT_PREFIX: &str = "fingerprint.styrmin.io/";
 /// Keys in a ControllerRevision: the spec, and the runs of jobs that had ended.
 pub(super) const APPLIED_SPEC: &str = "spec";
 pub(super) const FINISHED_JOBS: &str = "finishedJobs";
@@ -110,6 +107,11 @@ impl Gathered {
         masked(text, &self.secrets)
     }
 
+    /// The chart's Services were looked at in this pass.
+    pub(super) fn has_looked(&self) -> bool {
+        self.network.is_some()
+    }
+
     /// What was last applied with success.
     pub(super) fn applied(&self) -> Option<&StyrminDeploymentSpec> {
         self.applied.as_ref()
@@ -119,9 +121,20 @@ impl Gathered {
         self.revisions.last()?.metadata.name.as_deref()
     }
 
-    /// Reads what was last applied with success, which no store holds.
-    async fn read_applied(&mut self, context: &Context, namespace: &str, spec: &StyrminDeploymentSpec) -> Result<()> {
-        self.revisions = revisions(context, namespace, spec).await?;
+    /// Reads what was last applied with success, which no store holds: an older view of it would run actions
+    /// of the setup again.
+    async fn read_applied(&mut self, context: &Context, object: &StyrminDeployment) -> Result<()> {
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        let going = object.metadata.deletion_timestamp.is_some();
+        self.revisions = match context.applied.get(&uid).filter(|_| !going) {
+            Some(known) => known,
+            None => {
+                let at = Instant::now();
+                let found = revisions(context, &object.namespace().unwrap_or_default(), &object.spec).await?;
+                context.applied.put(uid, at, found.clone());
+                found
+            }
+        };
         let data = self.revisions.last().and_then(|revision| revision.data.as_ref()).map(|data| &data.0);
         let read = |key: &str| data.and_then(|data| data.get(key)).cloned();
         self.applied = read(APPLIED_SPEC).and_then(|spec| serde_json::from_value(spec).ok());
@@ -171,7 +184,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     let settled =
         status.phase.as_deref() == Some(phase::READY) && status.observed_generation == object.metadata.generation;
     if going || !settled {
-        gathered.read_applied(context, &namespace, spec).await?;
+        gathered.read_applied(context, object).await?;
     }
     let secrets = secrets(context, &namespace, spec).await?;
     gathered.secrets = secrets.as_ref().cloned().unwrap_or_default();
@@ -185,8 +198,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     }
     // Judged and compared is one and the same HelmRelease: read twice, the first could be the old one
     // that is ready and the second the new one that is as wanted.
-    let release = watch::named(&watch.releases, watch::helm_release(), &namespace, &object.name_any());
-    gathered.release = release.and_then(|found| serde_json::to_value(&*found).ok());
+    gathered.release = watch.releases.get(&namespace, &object.name_any()).and_then(|kept| kept.value());
     if going || spec.lifecycle == Lifecycle::Deleting {
         return ending(object, status, gathered, context).await;
     }
@@ -218,24 +230,59 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
         gathered.hook = actions::next(&place, &plan, base).await?;
     }
-    if acted {
-        gathered.network = network::look(context, object, status, &driver).await?;
+    if acted && network::is_due(status, &driver) {
+        gathered.network = Some(network::look(context, object, &driver).await?);
     }
     gathered.in_the_way = in_the_way(&gathered, watch, spec);
-    let (seen, way) = (gathered.network.as_ref(), gathered.in_the_way.as_ref());
-    let network = network::wanted(context, object, status, &environment, &driver, seen, way);
-    gathered.unwanted = network.unwanted;
-    gathered.collisions = network.collisions;
-    let both = (network.policies, network.services);
-    gathered.wanted = wanted(spec, status, &environment, &driver, both, &gathered, context);
-    if let Ok(wanted) = &gathered.wanted {
-        let seen = compare(watch, wanted, gathered.release.as_ref());
-        gathered.stale = stale(watch, &namespace, spec, status, wanted);
-        let copies = credentials(context, &namespace, wanted).await?;
-        gathered.differing = copies.into_iter().chain(seen.differing).collect();
-        (gathered.additions, gathered.going) = (seen.additions, seen.going);
+    let place = Place { context, object, status, environment: &environment, driver: &driver };
+    gathered.arrange(&place).await?;
+    if acted && gathered.network.is_none() && steps::comes_to_services(status) && gathered.release_is_ready(context) {
+        // Its end and what follows from it are one pass.
+        gathered.network = Some(network::look(context, object, &driver).await?);
+        gathered.arrange(&place).await?;
     }
     Ok(gathered)
+}
+
+/// Of what everything that should be there follows.
+struct Place<'a> {
+    context: &'a Context,
+    object: &'a StyrminDeployment,
+    status: &'a StyrminDeploymentStatus,
+    environment: &'a EnvironmentId,
+    driver: &'a Driver,
+}
+
+impl Gathered {
+    /// What should be there, and how that differs from what is.
+    async fn arrange(&mut self, place: &Place<'_>) -> Result<()> {
+        let &Place { context, object, status, environment, driver } = place;
+        let (namespace, spec) = (object.namespace().unwrap_or_default(), &object.spec);
+        let (seen, way) = (self.network.as_ref(), self.in_the_way.as_ref());
+        let network = network::wanted(context, object, status, environment, driver, seen, way);
+        self.unwanted = network.unwanted;
+        self.collisions = network.collisions;
+        let both = (network.policies, network.services);
+        self.wanted = wanted(spec, status, environment, driver, both, self, context);
+        if let Ok(wanted) = &self.wanted {
+            let seen = compare(&context.watch, wanted, self.release.as_ref());
+            self.stale = stale(&context.watch, &namespace, spec, status, wanted);
+            let copies = credentials(context, &namespace, wanted).await?;
+            self.differing = copies.into_iter().chain(seen.differing).collect();
+            (self.additions, self.going) = (seen.additions, seen.going);
+        }
+        Ok(())
+    }
+
+    /// Flux has done what is wanted of it now.
+    fn release_is_ready(&self, context: &Context) -> bool {
+        let is_release = |object: &Value| object["kind"] == "HelmRelease";
+        let current = self.wanted.as_ref().is_ok_and(|wanted| !wanted.held)
+            && !self.differing.iter().any(is_release)
+            && !self.going.iter().any(|name| name.starts_with("HelmRelease "));
+        let judge = |found| release::judge(found, self.failure.as_ref(), context.settings.release.retries);
+        current && self.release.as_ref().map(judge) == Some(release::Verdict::Ready)
+    }
 }
 
 /// What the end of a deployment rests on.
@@ -252,7 +299,7 @@ async fn ending(
         return Ok(gathered);
     }
     if gathered.revisions.is_empty() {
-        gathered.read_applied(context, &namespace, spec).await?;
+        gathered.read_applied(context, object).await?;
     }
     gathered.leftovers = leftovers(context, &namespace, &object.name_any(), spec, &gathered.revisions).await?;
     if !teardown::before_removal(status) || gathered.applied.is_none() {
@@ -281,8 +328,7 @@ async fn ending(
 
 fn has_ready_pod(watch: &Watch, spec: &StyrminDeploymentSpec) -> bool {
     let namespace = spec.deployment_id.object_name();
-    let found = watch.pods.find(|pod| pod.metadata.namespace.as_deref() == Some(&namespace) && actions::is_ready(pod));
-    found.is_some()
+    watch.pods.within(&namespace).iter().any(|(_, pod)| pod.ready)
 }
 
 /// The pod templates of an application's Deployments and StatefulSets: no store holds what charts make.
@@ -368,12 +414,10 @@ fn copy(object: &StyrminDeployment, watch: &Watch) -> Option<String> {
             object.spec.deployment_id
         ));
     }
-    let application = watch.namespaces.get(&ObjectRef::new(&expected))?;
-    let environment = application.labels().get(ENVIRONMENT_LABEL)?;
+    let environment = watch.namespaces.get("", &expected)?.environment?;
     let own = format!("styrmin-env-{environment}");
     // Only when there is another one: a label is easily edited.
-    let is_there = watch.deployments.get(&ObjectRef::new(&name).within(&own)).is_some()
-        || watch::named(&watch.releases, watch::helm_release(), &own, &name).is_some();
+    let is_there = watch.deployments.contains(&own, &name) || watch.releases.contains(&own, &name);
     (own != namespace && is_there).then(|| format!("The application of StyrminDeployment {namespace}/{name} belongs to the one in {own}: this is a copy, and does nothing"))
 }
 
@@ -416,12 +460,10 @@ async fn secrets(
     let references = references(spec);
     let mut found = Secrets::new();
     for reference in &references {
-        let known = context.watch.secrets.get(&ObjectRef::new(&reference.name).within(namespace));
-        let fingerprint = known
-            .as_ref()
-            .and_then(|known| known.annotations().get(&format!("{FINGERPRINT_PREFIX}{}", reference.key)).cloned());
-        if fingerprint.as_deref() != Some(reference.fingerprint.as_str()) {
-            let state = match (known, fingerprint) {
+        let known = context.watch.secrets.get(namespace, &reference.name);
+        let fingerprint = known.as_ref().and_then(|known| known.fingerprint(&reference.key));
+        if fingerprint != Some(reference.fingerprint.as_str()) {
+            let state = match (&known, fingerprint) {
                 (None, _) => "is not there",
                 (Some(_), None) => "lacks it",
                 (Some(_), Some(_)) => "has an older one",
@@ -534,25 +576,19 @@ struct Seen {
 
 fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
     let mut seen = Seen::default();
-    let is_going = |namespace: &str| {
-        let found = watch.namespaces.get(&ObjectRef::new(namespace));
-        found.is_some_and(|found| found.metadata.deletion_timestamp.is_some())
-    };
+    let is_going = |namespace: &str| watch.namespaces.get("", namespace).is_some_and(|found| found.going);
     let release_wanted = Some(&wanted.release).filter(|release| !release.is_null());
     for object in wanted.prerequisites.iter().chain(release_wanted).chain(&wanted.services) {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (kind, namespace, name) = (text("/kind"), text("/metadata/namespace"), text("/metadata/name"));
         // Whether it is on its way out, and whether it is as wanted.
         let found: Option<(bool, bool)> = match kind {
-            "Namespace" => watch.namespaces.get(&ObjectRef::new(name)).map(|found| {
-                let labels = json!(found.labels());
-                (found.metadata.deletion_timestamp.is_some(), covers(&labels, &object["metadata"]["labels"]))
-            }),
-            // Named by its content, and immutable.
-            "Secret" => {
-                let found = watch.secrets.get(&ObjectRef::new(name).within(namespace));
-                found.map(|found| (found.metadata.deletion_timestamp.is_some(), true))
+            "Namespace" => {
+                let found = watch.namespaces.get("", name);
+                found.map(|found| (found.going, covers(&found.labels(), &object["metadata"]["labels"])))
             }
+            // Named by its content, and immutable.
+            "Secret" => watch.secrets.get(namespace, name).map(|found| (found.going, true)),
             "NetworkPolicy" | "Service" => {
                 let store = if kind == "Service" { &watch.services } else { &watch.policies };
                 store.get(namespace, name).map(|kept| (kept.going, *kept.shape == *shape(kind, object)))
@@ -561,7 +597,7 @@ fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
                 release.map(|found| (!found["metadata"]["deletionTimestamp"].is_null(), covers(found, object)))
             }
             kind => watch.source(kind, namespace, name).map(|found| {
-                let value = serde_json::to_value(&*found).unwrap_or_default();
+                let value = serde_json::to_value(&found).unwrap_or_default();
                 (found.metadata.deletion_timestamp.is_some(), covers(&value, object))
             }),
         };
@@ -588,18 +624,13 @@ fn stale(
 ) -> Vec<ObjectKey> {
     let prefix = format!("{}-values-", spec.deployment_id.object_name());
     let current = wanted.release.pointer("/spec/valuesFrom/0/name").and_then(Value::as_str);
-    let old = watch.secrets.state_filter(|secret| {
-        let name = secret.metadata.name.as_deref().unwrap_or_default();
-        secret.metadata.namespace.as_deref() == Some(namespace) && name.starts_with(&prefix) && Some(name) != current
-    });
+    let secrets = watch.secrets.beginning(namespace, &prefix).into_iter().map(|(name, _)| name);
+    let secrets = secrets.filter(|name| Some(&**name) != current);
     let application = spec.deployment_id.object_name();
-    let jobs = watch.jobs.state_filter(|job| {
-        let of_step = job.annotations().get(KEY_ANNOTATION);
-        job.metadata.namespace.as_deref() == Some(&application)
-            && !status.steps.iter().any(|step| step.key.as_ref() == of_step)
-    });
-    let secrets = old.iter().map(|secret| ObjectKey::new("v1", "Secret", namespace, &secret.name_any()));
-    secrets.chain(jobs.iter().map(|job| ObjectKey::new("batch/v1", "Job", &application, &job.name_any()))).collect()
+    let is_known = |job: &kept::ActionJob| status.steps.iter().any(|step| step.key.as_deref() == Some(&job.step));
+    let jobs = watch.jobs.within(&application).into_iter().filter(|(_, job)| !is_known(job));
+    let secrets = secrets.map(|name| ObjectKey::new("v1", "Secret", namespace, &name));
+    secrets.chain(jobs.map(|(name, _)| ObjectKey::new("batch/v1", "Job", &application, &name))).collect()
 }
 
 /// Whether an object has everything that is wanted of it. What else it has, others put there.
@@ -628,9 +659,14 @@ async fn credentials(context: &Context, namespace: &str, wanted: &Wanted) -> Res
         let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
         api.get_opt(name).await.map_err(OperatorError::of(format!("reading Secret {namespace}/{name}")))
     };
+    if context.credentials.get(&namespace.to_owned()).is_some() {
+        return Ok(Vec::new());
+    }
+    let at = Instant::now();
     let Some(original) = read(layout::FLUX_NAMESPACE, &secret).await? else { return Ok(Vec::new()) };
     let there = read(namespace, copy).await?;
     if there.is_some_and(|there| there.data == original.data) {
+        context.credentials.put(namespace.to_owned(), at, ());
         return Ok(Vec::new());
     }
     Ok(vec![json!({

@@ -5,20 +5,18 @@
 //! each namespace, and a deployment that comes or goes has the others of its environment looked at.
 
 use super::super::decide::{Network, ObjectKey, phase};
-use super::super::{Context, OperatorError, Result, teardown};
+use super::super::{Context, OperatorError, Result, steps};
 use crate::kept;
 use k8s_openapi::api::core::v1::Service;
-use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
-use kube::runtime::reflector::ObjectRef;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::layout::MANAGED_BY;
-use styrmin_renderer::names::EnvironmentId;
+use styrmin_renderer::names::{DeploymentId, EnvironmentId};
 use styrmin_renderer::network;
-use styrmin_renderer::spec::{Endpoint, StyrminDeployment, StyrminDeploymentStatus};
+use styrmin_renderer::spec::{DriverRef, Endpoint, StyrminDeployment, StyrminDeploymentStatus};
 
 /// What should be there, and what should not.
 #[derive(Debug, Default)]
@@ -30,20 +28,16 @@ pub(super) struct Wanted {
     pub(super) collisions: Vec<String>,
 }
 
-/// The chart's Services, when they are needed: once they are there for the first time, or for another
-/// version. They are asked of the API server, since no watch holds what charts make.
-pub(super) async fn look(
-    context: &Context,
-    object: &StyrminDeployment,
-    status: &StyrminDeploymentStatus,
-    driver: &Driver,
-) -> Result<Option<Network>> {
+/// Whether the chart's Services have to be looked at: before those of the deployment are made, and when a status
+/// was lost, or is of an earlier agent.
+pub(super) fn is_due(status: &StyrminDeploymentStatus, driver: &Driver) -> bool {
     let here = status.phase.as_deref();
-    // A status that was lost, or is of an earlier agent, is filled again.
     let unknown = status.endpoints.is_empty() && !driver.file.spec.services.is_empty();
-    if here != Some(phase::SERVICES) && !(here == Some(phase::READY) && unknown) {
-        return Ok(None);
-    }
+    (here == Some(phase::SERVICES) && !steps::services_begun(status)) || (here == Some(phase::READY) && unknown)
+}
+
+/// The chart's Services. They are asked of the API server, since no watch holds what charts make.
+pub(super) async fn look(context: &Context, object: &StyrminDeployment, driver: &Driver) -> Result<Network> {
     let namespace = object.spec.deployment_id.object_name();
     let what = OperatorError::of(format!("looking for the Services of the chart in {namespace}"));
     // Ours are known.
@@ -54,10 +48,7 @@ pub(super) async fn look(
     let templates = super::templates(context, &object.spec).await?;
     let pods: Vec<BTreeMap<String, String>> = templates.filter_map(|template| template.metadata?.labels).collect();
     let names = services.iter().filter_map(|found| found["metadata"]["name"].as_str().map(str::to_owned));
-    Ok(Some(Network {
-        endpoints: network::endpoints(&driver.file.spec, &services, &pods),
-        chart_services: names.collect(),
-    }))
+    Ok(Network { endpoints: network::endpoints(&driver.file.spec, &services, &pods), chart_services: names.collect() })
 }
 
 /// How the declared services are reached: as was last seen, and as declared for those never seen.
@@ -86,7 +77,7 @@ pub(super) fn wanted(
     let spec = &object.spec;
     let mut endpoints = endpoints(driver, status, seen);
     let here = status.phase.as_deref();
-    let after_release = [Some(phase::SERVICES), Some(phase::READY)].contains(&here);
+    let after_release = seen.is_some() || [Some(phase::SERVICES), Some(phase::READY)].contains(&here);
     let mut admitted = endpoints.clone();
     if !after_release && !status.endpoints.is_empty() {
         // What runs is reached as before until the release has replaced it.
@@ -124,26 +115,19 @@ pub(super) fn wanted(
 }
 
 /// Exactly this object: one of the same name that the chart has made meanwhile is not meant.
-pub(super) fn key(version: &str, kind: &str, namespace: &str, name: &str, kept: &kept::Kept) -> ObjectKey {
+pub(super) fn key(version: &str, kind: &str, namespace: &str, name: &str, kept: &kept::Written) -> ObjectKey {
     ObjectKey { uid: Some(kept.uid.to_string()), ..ObjectKey::new(version, kind, namespace, name) }
 }
 
-/// The other deployments of the environment, the oldest first.
-fn siblings(context: &Context, object: &StyrminDeployment) -> Vec<Arc<StyrminDeployment>> {
-    let other = |known: &StyrminDeployment| {
-        known.metadata.namespace == object.metadata.namespace
-            && known.metadata.name != object.metadata.name
-            && known.name_any() == known.spec.deployment_id.object_name()
-    };
-    let mut siblings = context.watch.deployments.state_filter(other);
-    siblings.sort_by_key(|one| (one.metadata.creation_timestamp.clone(), one.metadata.name.clone()));
+/// The other deployments of the environment, the oldest first. One whose application is being removed offers
+/// nothing any more; while nobody has confirmed it, it runs.
+fn siblings(context: &Context, object: &StyrminDeployment) -> Vec<(Box<str>, kept::Deployment)> {
+    let all = context.watch.deployments.within(object.metadata.namespace.as_deref().unwrap_or_default());
+    let own = object.metadata.name.as_deref().unwrap_or_default();
+    let mut siblings: Vec<_> =
+        all.into_iter().filter(|(name, kept)| **name != *own && kept.named && !kept.leaving).collect();
+    siblings.sort_by(|(name, kept), (other, known)| (kept.created, name).cmp(&(known.created, other)));
     siblings
-}
-
-/// A deployment whose application is being removed offers nothing any more. While nobody has confirmed
-/// it, it runs.
-fn is_leaving(object: &StyrminDeployment) -> bool {
-    object.status.as_ref().is_some_and(teardown::begun)
 }
 
 /// The aliases to the services of the others. An alias in use never leads elsewhere because somebody deploys
@@ -160,32 +144,34 @@ fn aliases(
     let spec = &object.spec;
     let namespace = spec.deployment_id.object_name();
     let declared = |name: &str| driver.file.spec.services.iter().any(|service| service.name == name);
-    let mut offers: BTreeMap<String, Vec<Arc<StyrminDeployment>>> = BTreeMap::new();
-    for sibling in siblings(context, object).into_iter().filter(|sibling| !is_leaving(sibling)) {
-        let Ok(other) = context.drivers.get(&context.watch, &sibling.spec.driver) else { continue };
+    let mut offers: BTreeMap<String, Vec<(DeploymentId, Arc<DriverRef>)>> = BTreeMap::new();
+    for (sibling, kept) in siblings(context, object) {
+        let Some(id) = sibling.strip_prefix("styrmin-").and_then(|id| id.parse::<DeploymentId>().ok()) else {
+            continue;
+        };
+        let Ok(other) = context.drivers.get(&context.watch, &kept.driver) else { continue };
         for service in &other.file.spec.services {
-            offers.entry(service.name.clone()).or_default().push(Arc::clone(&sibling));
+            offers.entry(service.name.clone()).or_default().push((id.clone(), Arc::clone(&kept.driver)));
         }
     }
     for (name, owners) in offers {
         let collision = if declared(&name) {
             // Two of the same driver: everybody expects the short name to mean one's own.
-            let same = owners.iter().all(|owner| owner.spec.driver.name == spec.driver.name);
+            let same = owners.iter().all(|(_, driver)| driver.name == spec.driver.name);
             (!same).then(|| format!("the service \"{name}\" of others has no alias: it is the name of an own one"))
         } else if taken.contains(name.as_str()) {
             Some(format!("the service \"{name}\" of others has no alias: the chart has a Service of this name"))
         } else {
             let kept = context.watch.services.get(&namespace, &name).filter(|kept| kept.alias);
-            let keeps = |owner: &&Arc<StyrminDeployment>| {
-                kept.as_ref().is_some_and(|kept| *kept.owner == *owner.spec.deployment_id.as_str())
+            let keeps = |(id, _): &&(DeploymentId, Arc<DriverRef>)| {
+                kept.as_ref().is_some_and(|kept| *kept.owner == *id.as_str())
             };
             let owner = owners.iter().find(keeps);
             if owner.is_none() && kept.as_ref().is_some_and(|kept| !is_stale(context, object, kept)) {
                 // It leads to one that is away for a while.
                 continue;
             }
-            let Some(owner) = owner.or(owners.first()) else { continue };
-            let id = &owner.spec.deployment_id;
+            let Some((id, _)) = owner.or(owners.first()) else { continue };
             found.services.push(network::alias(id, &name, &spec.deployment_id, environment));
             (owners.len() > 1).then(|| format!("several deployments offer \"{name}\": its alias leads to {id}"))
         };
@@ -195,13 +181,13 @@ fn aliases(
 
 /// Whether an alias that nothing wants leads nowhere, and not only to what cannot be seen right now: the
 /// object of a deployment may be away for a while, and its application runs.
-fn is_stale(context: &Context, object: &StyrminDeployment, kept: &kept::Kept) -> bool {
+fn is_stale(context: &Context, object: &StyrminDeployment, kept: &kept::Written) -> bool {
     let owner = format!("styrmin-{}", kept.owner);
-    let reference = ObjectRef::new(&owner).within(object.metadata.namespace.as_deref().unwrap_or_default());
-    match context.watch.deployments.get(&reference) {
-        None => context.watch.namespaces.get(&ObjectRef::new(&owner)).is_none(),
-        Some(sibling) if is_leaving(&sibling) => true,
+    let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+    match context.watch.deployments.get(namespace, &owner) {
+        None => !context.watch.namespaces.contains("", &owner),
+        Some(sibling) if sibling.leaving => true,
         // Its services are known, and this is none of them, or another one has its name now.
-        Some(sibling) => context.drivers.get(&context.watch, &sibling.spec.driver).is_ok(),
+        Some(sibling) => context.drivers.get(&context.watch, &sibling.driver).is_ok(),
     }
 }

@@ -377,7 +377,10 @@ async fn whole_loop() {
         let data = client.ok(query, json!({ "id": world.environment })).await;
         data["deployments"]["nodes"].as_array().unwrap().clone()
     };
+    let before = operator::calls(&operator::scrape(&world.metrics).await);
     let start = Instant::now();
+    #[expect(clippy::disallowed_methods, reason = "compared with what the server's clock says of steps")]
+    let since = jiff::Timestamp::now();
     let created = join_all((0..COUNT).map(|number| {
         let (client, environment) = (client.clone(), world.environment.clone());
         async move { client.web(&environment, &format!("d{number}")).await.0 }
@@ -391,6 +394,8 @@ async fn whole_loop() {
     })
     .await;
     let ours = start.elapsed();
+    let calls = operator::since(&before, &operator::calls(&operator::scrape(&world.metrics).await));
+    let reached = reached(&client, &world.environment, since).await;
     let images =
         "jsonpath={range .items[*]}{.metadata.namespace} {.spec.containers[*].image} {.status.phase}{\"\\n\"}{end}";
     let result = async || {
@@ -444,9 +449,30 @@ async fn whole_loop() {
     assert_eq!(result().await, our_result, "equal results");
     report(
         "loop",
-        json!({ "deployments": COUNT, "answered_seconds": round(answered.as_secs_f64()), "ours_seconds": round(ours.as_secs_f64()),
+        json!({ "deployments": COUNT, "answered_seconds": round(answered.as_secs_f64()), "steps_ended_seconds": reached,
+            "agent_calls": calls, "ours_seconds": round(ours.as_secs_f64()),
             "flux_alone_seconds": round(peer.as_secs_f64()), "ratio": round(ours.as_secs_f64() / peer.as_secs_f64()), "goal": 1.3 }),
     );
+}
+
+/// When the last deployment of an environment came past each step, in seconds after a moment.
+async fn reached(client: &styrmin_client::Client, environment: &str, since: jiff::Timestamp) -> BTreeMap<String, f64> {
+    let query = "query($id: ID!) { deployments(environment: $id, first: 100) { nodes { \
+        tasks { nodes { steps { name endedAt } } } } } }";
+    let data = client.ok(query, json!({ "id": environment })).await;
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut reached: BTreeMap<String, f64> = BTreeMap::new();
+    for deployment in list(&data["deployments"]["nodes"]) {
+        for step in list(&deployment["tasks"]["nodes"]).iter().flat_map(|task| list(&task["steps"])) {
+            let Some(ended) = step["endedAt"].as_str().and_then(|at| at.parse::<jiff::Timestamp>().ok()) else {
+                continue;
+            };
+            let seconds = round(ended.duration_since(since).as_secs_f64());
+            let last = reached.entry(step["name"].as_str().unwrap().to_owned()).or_insert(seconds);
+            *last = last.max(seconds);
+        }
+    }
+    reached
 }
 
 fn one_instance(driver: &Driver, environment: &names::EnvironmentId, number: usize) -> String {

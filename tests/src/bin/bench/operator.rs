@@ -139,7 +139,7 @@ async fn ready(client: Client) {
 }
 
 /// The lines of `/metrics`, as name with labels and value.
-async fn scrape(port: &Port) -> BTreeMap<String, f64> {
+pub(crate) async fn scrape(port: &Port) -> BTreeMap<String, f64> {
     let answer = http().get(format!("http://{}/metrics", port.address())).send().await;
     let Ok(answer) = answer else { return BTreeMap::new() };
     let text = answer.text().await.unwrap_or_default();
@@ -156,7 +156,7 @@ fn sum(metrics: &BTreeMap<String, f64>, name: &str, labels: &[&str]) -> f64 {
 }
 
 /// Calls by verb and resource, the lease aside.
-fn calls(metrics: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+pub(crate) fn calls(metrics: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     let mut calls = BTreeMap::new();
     for (line, value) in metrics.iter().filter(|(line, _)| line.starts_with("styrmin_agent_api_calls_total")) {
         let label = |name: &str| {
@@ -171,7 +171,7 @@ fn calls(metrics: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     calls
 }
 
-fn since(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+pub(crate) fn since(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     let more = after.iter().map(|(call, value)| (call.clone(), value - before.get(call).unwrap_or(&0.0)));
     more.filter(|(_, value)| *value > 0.0).collect()
 }
