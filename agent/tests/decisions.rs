@@ -8,23 +8,36 @@ use styrmin_agent::operator::FINALIZER;
 use styrmin_agent::operator::decide::{Action, Leftover, phase};
 
 #[test]
-fn a_new_spec_is_noted_before_anything_is_written() {
+fn the_first_spec_is_noted_with_the_status_that_comes_before_what_is_written() {
     let mut case = Case::new();
     case.differing = vec![case.wanted.prerequisites[0].clone(), case.wanted.release.clone()];
     let begun = case.pass();
     assert_eq!(begun.before, [Action::AddFinalizer]);
-    assert_eq!(begun.after, []);
     assert_eq!(begun.status.instance_id.as_deref(), Some("one"));
     assert_eq!(begun.status.spec_digest, Some(case.object.spec.digest()));
+    assert_eq!(begun.status.phase.as_deref(), Some(phase::RELEASE));
+    assert_eq!(begun.status.rollout_started_at.as_deref(), Some(NOW));
+    assert_eq!(begun.after, case.differing.iter().cloned().map(Action::Apply).collect::<Vec<_>>());
+    assert_eq!(begun.notes[0].reason, "RolloutStarted");
+    // Cut off before anything of it was written: the next pass does it, and the start stays.
+    let again = case.pass();
+    assert_eq!(again.after, begun.after);
+    assert_eq!(again.status.rollout_started_at.as_deref(), Some(NOW));
+}
+
+#[test]
+fn a_later_spec_is_noted_before_anything_is_written() {
+    let mut case = Case::new().ready();
+    case.change("two");
+    case.differing = vec![case.wanted.release.clone()];
+    let begun = case.pass();
+    assert_eq!((begun.before.as_slice(), begun.after.as_slice()), (&[][..], &[][..]));
+    assert_eq!(begun.status.instance_id.as_deref(), Some("two"));
     assert_eq!(begun.status.rollout_started_at, None);
     let written = case.pass();
     assert_eq!(written.status.phase.as_deref(), Some(phase::RELEASE));
     assert_eq!(written.status.rollout_started_at.as_deref(), Some(NOW));
-    assert_eq!(written.after, case.differing.iter().cloned().map(Action::Apply).collect::<Vec<_>>());
-    // Cut off before anything of it was written: the next pass does it, and the start stays.
-    let again = case.pass();
-    assert_eq!(again.after, written.after);
-    assert_eq!(again.status.rollout_started_at.as_deref(), Some(NOW));
+    assert_eq!(written.after, [Action::Apply(case.wanted.release.clone())]);
 }
 
 #[test]

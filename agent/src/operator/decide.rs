@@ -3,7 +3,8 @@
 //! Pure: no I/O, no clock, no async. The way of a rollout:
 //!
 //! 1. A spec that was not acted on yet: instance, digest and steps are noted, phase
-//!    CreatingPrerequisites. Nothing else happens in this pass.
+//!    CreatingPrerequisites. Nothing else happens in this pass, unless it is an object's first one and no
+//!    action of a driver comes before.
 //! 2. The steps of the plan follow, one after the other, each of which a pass may end ([`work`]): what
 //!    the release needs; a driver's actions before it; the release, which [`super::release`] judges,
 //!    but only when its spec is what we want: an older one that a watch still shows says nothing;
@@ -356,15 +357,21 @@ fn way(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> Decision
                 status.message = Some(message);
                 Decision { status, again: Some(SOON), ..Decision::default() }
             }
-            None => begin(observed, status, now),
+            None => begin(observed, status, now, settings),
         };
     }
     rollout(observed, status, now, settings)
 }
 
 /// Notes what is acted on from now on.
-fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
+fn begin(
+    observed: &Observed<'_>,
+    mut status: StyrminDeploymentStatus,
+    now: Timestamp,
+    settings: &Settings,
+) -> Decision {
     let spec = &observed.object.spec;
+    let first = status.phase.is_none();
     let left = teardown::left(&status);
     if left {
         // What was said of that end does not count for the next one.
@@ -410,8 +417,16 @@ fn begin(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
         Workflow::None => "nothing that was applied changes".to_owned(),
         workflow => format!("workflow {}", workflow.as_str()),
     };
-    let notes = vec![note("RolloutStarted", format!("Instance {}: {what}", spec.instance_id))];
-    Decision { status, notes, again: AT_ONCE, ..Decision::default() }
+    let started = note("RolloutStarted", format!("Instance {}: {what}", spec.instance_id));
+    if first && status.steps.iter().all(|step| step.key.is_none()) && observed.wanted.is_ok() {
+        // What was observed follows from an earlier status where there is one. Here it rests on nothing that
+        // is noted only now, and the status is written before anything is done: one pass less for each of
+        // many that come at once.
+        let mut decision = rollout(observed, status, now, settings);
+        decision.notes.insert(0, started);
+        return decision;
+    }
+    Decision { status, notes: vec![started], again: AT_ONCE, ..Decision::default() }
 }
 
 /// Nothing can be planned without the driver. The instance is noted all the same: people see that
@@ -580,7 +595,7 @@ fn work(
             _ if recorded => None,
             Ok(current) => current,
             // The plan is another one than when the steps were noted.
-            Err(_) => return begin(observed, status, now),
+            Err(_) => return begin(observed, status, now, settings),
         };
         let Some(current) = current else {
             if !status.stopped_components.is_empty() {
