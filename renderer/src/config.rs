@@ -9,6 +9,8 @@
 
 use crate::Problems;
 use crate::names;
+use jsonschema::ValidationError;
+use jsonschema::error::ValidationErrorKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -100,6 +102,8 @@ pub struct Component {
     /// Number of pods.
     #[schemars(range(max = 1000))]
     pub replicas: Option<u32>,
+    /// No pods, whatever `replicas` says; that stays known for the start.
+    pub stopped: Option<bool>,
     /// Environment variables, in addition to those of all components.
     pub env_vars: Option<BTreeMap<String, Option<String>>>,
     /// Image override of the component's main container.
@@ -131,9 +135,7 @@ pub fn check(object: &str, level: Level, config: &Object) -> Result<(), Problems
     match &*VALIDATOR {
         Ok(validator) => {
             for error in validator.iter_errors(&value) {
-                let field = field("config", error.instance_path().as_str());
-                let message = schema_message(&error.to_string());
-                problems.push(object, field, message);
+                refused(object, &error, &mut problems);
             }
         }
         Err(error) => problems.push("Styrmin", "config schema", error.clone()),
@@ -176,6 +178,24 @@ pub fn check(object: &str, level: Level, config: &Object) -> Result<(), Problems
         problems.push(object, "config.components", "components belong to one application; set them on the deployment");
     }
     problems.into_result()
+}
+
+/// What is wrong with a value. Of something that may be null, what is wrong with it when it is not: that it is
+/// "not valid under any schema" would help nobody.
+fn refused(object: &str, error: &ValidationError<'_>, problems: &mut Problems) {
+    if let ValidationErrorKind::AnyOf { context } = error.kind() {
+        let is_null = |branch: &&Vec<ValidationError<'_>>| {
+            let here = |inner: &ValidationError<'_>| inner.instance_path() == error.instance_path();
+            branch.iter().any(|inner| matches!(inner.kind(), ValidationErrorKind::Type { .. }) && here(inner))
+        };
+        let inner: Vec<&ValidationError<'_>> = context.iter().filter(|branch| !is_null(branch)).flatten().collect();
+        if !inner.is_empty() {
+            inner.into_iter().for_each(|error| refused(object, error, problems));
+            return;
+        }
+    }
+    let field = field("config", error.instance_path().as_str());
+    problems.push(object, field, schema_message(&error.to_string()));
 }
 
 fn check_cidr(text: &str) -> Result<(), String> {
@@ -433,6 +453,10 @@ mod tests {
             (json!({"env_vars": {"1A": "x"}}), "config.env_vars.1A: "),
             (json!({"env_vars": {"A": 1}}), "config.env_vars.A: "),
             (json!({"components": {}}), "config.components: "),
+            (json!({"components": {"web": {"replicas": 5000}}}), "config.components.web.replicas: 5000 is greater"),
+            (json!({"components": {"web": {"replica": 1}}}), "config.components.web: 'replica' is not a setting"),
+            (json!({"components": {"web": {"stopped": "x"}}}), "config.components.web.stopped: "),
+            (json!({"components": {"web": 5}}), "config.components.web: 5 is not"),
         ];
         for (config, expected) in cases {
             let error = check("cluster \"c\"", Level::Cluster, &object(config.clone())).unwrap_err().to_string();

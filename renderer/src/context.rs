@@ -277,7 +277,7 @@ fn resolve_components(inputs: &Inputs<'_>, config: &Config, object: &str, proble
                 "env_vars": env_vars,
                 "image": own.image,
                 "labels": declared.identifier.label,
-                "replicas": own.replicas.or(declared.replicas),
+                "replicas": if own.stopped == Some(true) { Some(0) } else { own.replicas.or(declared.replicas) },
                 "resources": own.resources,
             }),
         );

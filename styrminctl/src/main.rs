@@ -1,6 +1,8 @@
 //! The program `styrminctl`: Styrmin on the command line. Thin: every command is one call of the
 //! API; whatever it can do, others can do too.
 
+mod apply;
+
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -163,6 +165,57 @@ enum Deployments {
         #[command(flatten)]
         wait: WaitArgs,
     },
+    /// Makes a deployment what a file says: creates or changes it. What the file does not set is not set.
+    Apply {
+        /// The file, as YAML or JSON: environment (id), name, driver, applicationVersion, and if wanted
+        /// driverVersion, config, parameters. Secret parameters that it leaves out stay.
+        #[arg(long, short)]
+        file: PathBuf,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Gives a component another number of pods.
+    Scale {
+        id: String,
+        component: String,
+        replicas: u32,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Takes the pods of a deployment away, or of some of its components; its data stays.
+    Stop {
+        id: String,
+        /// Only these components.
+        #[arg(long)]
+        component: Vec<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Runs a deployment again, or some of its components.
+    Start {
+        id: String,
+        /// Only these components.
+        #[arg(long)]
+        component: Vec<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Runs a job of the driver once.
+    RunJob {
+        id: String,
+        job: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Goes back to an earlier instance.
+    Rollback {
+        id: String,
+        /// The instance.
+        #[arg(long)]
+        to: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
     /// Removes a deployment.
     Delete {
         id: String,
@@ -185,19 +238,22 @@ struct ParameterArgs {
 
 #[derive(Debug, Args)]
 struct WaitArgs {
-    /// Waits for the change.
-    #[arg(long, value_enum)]
+    /// Waits for the change, and fails when it does.
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "finished")]
     wait: Option<Until>,
     /// Longest wait in seconds.
     #[arg(long, default_value_t = 600)]
     timeout: u64,
+    /// Only shows what the change would lead to.
+    #[arg(long, conflicts_with = "wait")]
+    dry_run: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Until {
     /// Until its commit is in the repository.
     Pushed,
-    /// Until its task has ended.
+    /// Until the deployment is as asked: running, stopped or deleted.
     Finished,
 }
 
@@ -205,6 +261,12 @@ enum Until {
 enum Tasks {
     /// Shows a task with its steps.
     Get { id: String },
+    /// Tries the newest task of a deployment again, after it failed.
+    Retry {
+        id: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
     /// Waits for a task; fails when it does.
     Wait {
         id: String,
@@ -297,9 +359,50 @@ async fn environments(client: &Client, output: Output, command: Environments) ->
     }
 }
 
+/// A change to be asked for: the mutation, and name, type and value of its arguments.
+struct Asked {
+    mutation: &'static str,
+    arguments: Vec<(&'static str, &'static str, Value)>,
+}
+
+impl Asked {
+    fn new<const N: usize>(mutation: &'static str, arguments: [(&'static str, &'static str, Value); N]) -> Self {
+        Self { mutation, arguments: arguments.into() }
+    }
+
+    /// A mutation that needs nothing but the deployment.
+    fn of(mutation: &'static str, id: String) -> Self {
+        Self::new(mutation, [("id", "ID!", id.into())])
+    }
+
+    /// The query that asks for it, with `changed` as its answer.
+    fn query(&self) -> String {
+        let declared: Vec<String> = self.arguments.iter().map(|(name, kind, _)| format!("${name}: {kind}")).collect();
+        let given: Vec<String> = self.arguments.iter().map(|(name, ..)| format!("{name}: ${name}")).collect();
+        format!(
+            "mutation({}) {{ changed: {}({}) {{ deployment {{ {DEPLOYMENT} }} task {{ id }} }} }}",
+            declared.join(", "),
+            self.mutation,
+            given.join(", ")
+        )
+    }
+
+    fn variables(&self) -> Value {
+        self.arguments.iter().map(|(name, _, value)| ((*name).to_owned(), value.clone())).collect::<Map<_, _>>().into()
+    }
+
+    /// The same as input of `previewChange`: one argument stands for itself.
+    fn thought(&self) -> Value {
+        let content = match self.arguments.as_slice() {
+            [(_, _, only)] => only.clone(),
+            _ => self.variables(),
+        };
+        json!({ self.mutation: content })
+    }
+}
+
 async fn deployments(client: &Client, output: Output, command: Deployments) -> anyhow::Result<()> {
-    let payload = format!("{{ deployment {{ {DEPLOYMENT} }} task {{ id }} }}");
-    let (field, query, variables, wait) = match command {
+    let (asked, wait) = match command {
         Deployments::Create {
             driver,
             application_version,
@@ -314,30 +417,48 @@ async fn deployments(client: &Client, output: Output, command: Deployments) -> a
                 "environment": environment, "name": name, "driver": driver, "applicationVersion": application_version,
                 "driverVersion": driver_version, "config": object(config)?, "parameters": parameter_input(&parameters)?,
             });
-            let query =
-                format!("mutation($input: CreateDeploymentInput!) {{ createDeployment(input: $input) {payload} }}");
-            ("createDeployment", query, json!({ "input": input }), wait)
+            (Asked::new("createDeployment", [("input", "CreateDeploymentInput!", input)]), wait)
         }
         Deployments::Update { id, patch, parameters, remove_parameter, wait } => {
             let input = json!({
                 "config": patch_input(patch)?, "parameters": parameter_input(&parameters)?, "removeParameters": remove_parameter,
             });
-            let query = format!(
-                "mutation($id: ID!, $input: UpdateDeploymentInput!) {{ updateDeployment(id: $id, input: $input) {payload} }}"
-            );
-            ("updateDeployment", query, json!({ "id": id, "input": input }), wait)
+            (update(&id, input), wait)
         }
         Deployments::Upgrade { id, application_version, driver_version, wait } => {
-            let query = format!(
-                "mutation($id: ID!, $version: String, $driver: String) {{ upgradeDeployment(id: $id, applicationVersion: $version, driverVersion: $driver) {payload} }}"
-            );
-            let variables = json!({ "id": id, "version": application_version, "driver": driver_version });
-            ("upgradeDeployment", query, variables, wait)
+            let arguments = [
+                ("id", "ID!", id.into()),
+                ("applicationVersion", "String", json!(application_version)),
+                ("driverVersion", "String", json!(driver_version)),
+            ];
+            (Asked::new("upgradeDeployment", arguments), wait)
         }
-        Deployments::Delete { id, wait } => {
-            let query = format!("mutation($id: ID!) {{ deleteDeployment(id: $id) {payload} }}");
-            ("deleteDeployment", query, json!({ "id": id }), wait)
+        Deployments::Apply { file, wait } => {
+            let text = tokio::fs::read_to_string(&file).await.with_context(|| file.display().to_string())?;
+            let asked = apply::asked(client, &text).await.with_context(|| file.display().to_string())?;
+            (asked, wait)
         }
+        Deployments::Scale { id, component, replicas, wait } => {
+            let arguments = [
+                ("id", "ID!", id.into()),
+                ("component", "String!", component.into()),
+                ("replicas", "Int!", replicas.into()),
+            ];
+            (Asked::new("scaleDeployment", arguments), wait)
+        }
+        Deployments::Stop { id, component, wait } => {
+            (whole_or_components("stopDeployment", "stopComponents", id, component), wait)
+        }
+        Deployments::Start { id, component, wait } => {
+            (whole_or_components("startDeployment", "startComponents", id, component), wait)
+        }
+        Deployments::RunJob { id, job, wait } => {
+            (Asked::new("runJob", [("id", "ID!", id.into()), ("action", "String!", job.into())]), wait)
+        }
+        Deployments::Rollback { id, to, wait } => {
+            (Asked::new("rollbackDeployment", [("id", "ID!", id.into()), ("toInstance", "ID!", to.into())]), wait)
+        }
+        Deployments::Delete { id, wait } => (Asked::of("deleteDeployment", id), wait),
         Deployments::Get { id: Some(id) } => {
             let query = format!(
                 "query($id: ID!) {{ deployment(id: $id) {{ {DEPLOYMENT} values {{ field value origin }} tasks(first: 5) {{ nodes {{ id workflow state message }} }} }} }}"
@@ -346,13 +467,67 @@ async fn deployments(client: &Client, output: Output, command: Deployments) -> a
         }
         Deployments::Get { id: None } => return show(output, &all(client, "deployments", DEPLOYMENT).await?),
     };
-    let data = client.execute(&query, variables).await?;
-    let changed = &data[field];
-    show(output, changed)?;
+    ask(client, output, &asked, &wait).await
+}
+
+fn update(id: &str, input: Value) -> Asked {
+    Asked::new("updateDeployment", [("id", "ID!", id.into()), ("input", "UpdateDeploymentInput!", input)])
+}
+
+fn whole_or_components(whole: &'static str, some: &'static str, id: String, components: Vec<String>) -> Asked {
+    if components.is_empty() {
+        return Asked::of(whole, id);
+    }
+    Asked::new(some, [("id", "ID!", id.into()), ("components", "[String!]!", json!(components))])
+}
+
+/// Asks for a change and waits as wished, or shows what it would lead to.
+async fn ask(client: &Client, output: Output, asked: &Asked, wait: &WaitArgs) -> anyhow::Result<()> {
+    if wait.dry_run {
+        let query = "query($change: ChangeInput!) { previewChange(change: $change) { workflow steps warnings document \
+            changes { field old new added removed origin } objects { kind namespace name diff } } }";
+        let data = client.execute(query, json!({ "change": asked.thought() })).await?;
+        return match output {
+            Output::Table => preview(&data["previewChange"]),
+            _ => show(output, &data["previewChange"]),
+        };
+    }
+    let changed = client.execute(&asked.query(), asked.variables()).await?["changed"].clone();
+    show(output, &changed)?;
     match (wait.wait, changed["task"]["id"].as_str()) {
         (Some(until), Some(task)) => wait_for(client, output, task, until, wait.timeout).await,
         _ => Ok(()),
     }
+}
+
+/// A preview for people: what changes value by value, the objects, what to know, the steps.
+fn preview(found: &Value) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    let list = |key: &str| found[key].as_array().cloned().unwrap_or_default();
+    let Some(workflow) = found["workflow"].as_str() else {
+        writeln!(out, "Nothing changes for the cluster.")?;
+        return Ok(());
+    };
+    writeln!(out, "Workflow: {workflow}")?;
+    for warning in list("warnings") {
+        writeln!(out, "Warning: {}", cell(&warning))?;
+    }
+    writeln!(out, "\nValues:")?;
+    for value in list("changes") {
+        let side =
+            |absent: &str, key: &str| if value[absent] == true { "-".to_owned() } else { value[key].to_string() };
+        let origin = value["origin"].as_str().map_or(String::new(), |origin| format!("  ({})", origin.to_lowercase()));
+        writeln!(out, "  {}: {} -> {}{origin}", cell(&value["field"]), side("added", "old"), side("removed", "new"))?;
+    }
+    writeln!(out, "\nObjects:")?;
+    for object in list("objects") {
+        write!(out, "{}", cell(&object["diff"]))?;
+    }
+    writeln!(out, "\nSteps:")?;
+    for step in list("steps") {
+        writeln!(out, "  {}", cell(&step))?;
+    }
+    Ok(())
 }
 
 async fn tasks(client: &Client, output: Output, command: Tasks) -> anyhow::Result<()> {
@@ -361,31 +536,52 @@ async fn tasks(client: &Client, output: Output, command: Tasks) -> anyhow::Resul
             let query = format!("query($id: ID!) {{ task(id: $id) {{ {TASK} }} }}");
             show(output, &found("task", &id, &client.execute(&query, json!({ "id": id })).await?)?)
         }
+        Tasks::Retry { id, wait } => {
+            ask(client, output, &Asked::new("retryTask", [("task", "ID!", id.into())]), &wait).await
+        }
         Tasks::Wait { id, until, timeout } => wait_for(client, output, &id, until, timeout).await,
     }
 }
 
-/// Waits, prints the steps, and fails when the task did.
-async fn wait_for(client: &Client, output: Output, task: &str, until: Until, timeout: u64) -> anyhow::Result<()> {
-    let done = |task: &TaskProgress| match until {
-        Until::Pushed => task.pushed(),
-        Until::Finished => task.ended(),
+/// Waits, tells of each step as it moves, prints them in the end, and fails when the change did.
+async fn wait_for(client: &Client, output: Output, id: &str, until: Until, timeout: u64) -> anyhow::Result<()> {
+    let (interval, limit) = (Duration::from_secs(1), Duration::from_secs(timeout));
+    let mut told = Vec::new();
+    let tell = |task: &TaskProgress| {
+        for (name, state, message) in &task.steps {
+            let step = (name.clone(), state.clone(), message.clone());
+            if state != "PENDING" && !told.contains(&step) {
+                let message = message.as_deref().map_or(String::new(), |message| format!(": {message}"));
+                // To whoever watches; what is read by programs comes at the end.
+                let _ = writeln!(std::io::stderr(), "{} {name}{message}", state.to_lowercase());
+                told.push(step);
+            }
+        }
     };
-    let limit = Duration::from_secs(timeout);
-    let last = client.wait_for_task(task, done, Duration::from_secs(1), limit).await?;
-    let steps: Vec<Value> = last
+    let (task, failure) = match until {
+        Until::Pushed => {
+            let task = client.wait_for_task(id, TaskProgress::pushed, interval, limit).await?;
+            let failure = match task.outcome(id) {
+                Some(Err(reason)) => Some(reason),
+                _ if task.pushed() => None,
+                _ => Some("wait timeout".to_owned()),
+            };
+            (task, failure)
+        }
+        Until::Finished => {
+            let waited = client.wait_until_done(id, interval, limit, tell).await?;
+            (waited.task, waited.failure_reason)
+        }
+    };
+    let steps: Vec<Value> = task
         .steps
         .iter()
         .map(|(name, state, message)| json!({ "name": name, "state": state, "message": message }))
         .collect();
-    show(output, &json!({ "id": task, "state": last.state, "message": last.message, "steps": steps }))?;
-    if !done(&last) {
-        bail!("wait timeout: task {task} is still {} after {timeout} s", last.state.to_lowercase());
-    }
-    match last.state.as_str() {
-        "FAILED" => bail!("task {task} failed: {}", last.message.unwrap_or_default()),
-        "SUPERSEDED" => bail!("task {task} was superseded by a later task of the deployment"),
-        _ => Ok(()),
+    show(output, &json!({ "id": id, "state": task.state, "message": task.message, "steps": steps }))?;
+    match failure {
+        Some(reason) => bail!("{reason}"),
+        None => Ok(()),
     }
 }
 

@@ -23,6 +23,13 @@ fn input(world: &World, driver: &str) -> Value {
         "parameters": { "image": "nginx" } })
 }
 
+/// Asks for a change of a deployment by a mutation on `$id`; gives the task's id.
+async fn ask(world: &World, id: &str, mutation: &str) -> String {
+    let query = format!("mutation($id: ID!) {{ changed: {mutation} {{ task {{ id }} }} }}");
+    let data = world.client().ok(&query, json!({ "id": id })).await;
+    data["changed"]["task"]["id"].as_str().unwrap_or_else(|| panic!("{mutation}: no task: {data}")).to_owned()
+}
+
 async fn upgrade(world: &World, id: &str, version: &str) -> String {
     let query = "mutation($id: ID!, $version: String!) { upgradeDeployment(id: $id, applicationVersion: $version) { task { id } } }";
     let data = world.client().ok(query, json!({ "id": id, "version": version })).await;
@@ -215,18 +222,49 @@ async fn stopped_and_started_in_the_middle_of_an_upgrade() {
     // Its pods never start, so Flux waits.
     upgrade(&world, &id, "image-pull").await;
     until_object(&world, &id, |found| found["status"]["phase"] == "CreatingHelmRelease").await;
-    world.edit(&id, |text| text.replace("lifecycle: running", "lifecycle: stopped")).await;
-    let stopped = until_object(&world, &id, |found| found["status"]["displayState"] == "Stopped").await;
-    assert_eq!(stopped["status"]["phase"], "Ready");
+    let task = ask(&world, &id, "stopDeployment(id: $id)").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    assert_eq!(world.deployment(&id).await["state"], "STOPPED");
+    let stopped = object(&world, &id).await["status"].clone();
+    assert_eq!((stopped["phase"].as_str(), stopped["displayState"].as_str()), (Some("Ready"), Some("Stopped")));
     world.plane.until(&key, LIMIT, |found| found.is_some_and(|found| found["spec"]["replicas"] == 0)).await;
     let pods = world.plane.kubectl(&["-n", &name, "get", "pods", "-o", "name"]).await;
     assert_eq!(pods.trim(), "");
-    // And started again, with an image that there is.
+    // Another image while it is stopped, then started again.
     let task = upgrade(&world, &id, "1.28").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    assert_eq!(world.deployment(&id).await["state"], "STOPPED");
+    let task = ask(&world, &id, "startDeployment(id: $id)").await;
     ended(&world.until_ended(&task).await, "SUCCEEDED");
     let running = world.plane.get(&key).await.unwrap();
     assert_eq!((running["spec"]["replicas"].as_i64(), running["status"]["readyReplicas"].as_i64()), (Some(1), Some(1)));
     assert_eq!(object(&world, &id).await["status"]["displayState"], "Running");
+
+    // One component, whose number of pods is not forgotten.
+    let replicas = async || world.plane.get(&key).await.unwrap()["spec"]["replicas"].as_i64();
+    for (change, expected) in [
+        ("scaleDeployment(id: $id, component: \"web\", replicas: 2)", 2),
+        ("stopComponents(id: $id, components: [\"web\"])", 0),
+        ("startComponents(id: $id, components: [\"web\"])", 2),
+    ] {
+        let task = ask(&world, &id, change).await;
+        ended(&world.until_ended(&task).await, "SUCCEEDED");
+        assert_eq!(replicas().await, Some(expected), "{change}");
+        assert_eq!(world.deployment(&id).await["state"], "RUNNING", "{change}");
+    }
+
+    // A failed change, once more, after its cause is gone; and back to what was.
+    let good = world.deployment(&id).await["activeInstance"]["id"].as_str().unwrap().to_owned();
+    let task = upgrade(&world, &id, "image-pull").await;
+    ended(&world.until_ended(&task).await, "FAILED");
+    let query = "mutation($task: ID!) { retryTask(task: $task) { task { id workflow } } }";
+    let retried = world.client().ok(query, json!({ "task": task })).await["retryTask"]["task"].clone();
+    assert_eq!(retried["workflow"], "upgrade");
+    ended(&world.until_ended(retried["id"].as_str().unwrap()).await, "FAILED");
+    let task = ask(&world, &id, &format!("rollbackDeployment(id: $id, toInstance: \"{good}\")")).await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let image = world.plane.get(&key).await.unwrap()["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+    assert_eq!((image.as_str(), replicas().await), (Some("nginx:1.28"), Some(2)));
 }
 
 /// Names of the service aliases in a namespace.

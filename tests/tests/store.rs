@@ -8,8 +8,8 @@ use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeplo
 use styrmin_server::store::{
     self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, Deployment, DeploymentOutcome, DeploymentState,
     DriverVersion, Environment, Instance, InstanceOutcome, InstanceState, LastReport, Lifecycle, OutboxKind, Person,
-    Pushed, Report, Secret, Snapshot, StatusRow, StatusScope, Step, StepState, Store, StoreError, Target, Task,
-    TaskState, Token, TokenKind,
+    Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState, Store, StoreError,
+    Target, Task, TaskState, Token, TokenKind,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -138,6 +138,13 @@ fn change(row: &Deployment) -> Change {
         document: Some("kind: x\n".into()),
         secrets_file: None,
         secrets_stamp: None,
+        sources: Some(Sources {
+            secrets: BTreeMap::from([(
+                "password".into(),
+                Sealed { ciphertext: "AA==".into(), fingerprint: "f".into() },
+            )]),
+            ..Sources::default()
+        }),
         state: InstanceState::Pending,
         revision: None,
         task_id,

@@ -3,14 +3,17 @@
 use super::Api;
 use super::error::{change as refused, coded, report as not_accepted, store as failed};
 use super::objects::{
-    Cluster, Deployment, Driver, DriverProblem, Environment, Instance, InstanceDiff, Page, PageInfo, Task,
+    Cluster, Deployment, Driver, DriverProblem, Environment, Instance, InstanceDiff, Page, PageInfo, Preview, Task,
+    unified,
 };
 use crate::auth::{self, Caller};
-use crate::changes::{Changed, CreateCluster, CreateDeployment, GitInput, UpdateDeployment};
+use crate::changes::{Changed, CreateCluster, CreateDeployment, GitInput, Request, UpdateDeployment, Wish};
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus};
 use crate::secrets::Plain;
 use crate::store::{After, AfterStatus, Confirmations, Person, Snapshot, StatusRow, StatusScope};
-use async_graphql::{Context, EmptySubscription, ID, InputObject, Json, Object, OutputType, Result, SimpleObject};
+use async_graphql::{
+    Context, EmptySubscription, ID, InputObject, Json, Object, OneofObject, OutputType, Result, SimpleObject,
+};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use styrmin_renderer::config::{self, Patch};
@@ -307,11 +310,15 @@ impl Query {
         let changes = diff::specs(old.as_ref().map(|old| &old.spec), &new.spec);
         let text = |document: Option<&String>| document.cloned().unwrap_or_default();
         let (before, after) = (text(old.as_ref().and_then(|old| old.document.as_ref())), text(new.document.as_ref()));
-        let document = similar::TextDiff::from_lines(&before, &after)
-            .unified_diff()
-            .header("a/styrmindeployment.yaml", "b/styrmindeployment.yaml")
-            .to_string();
+        let document = unified("styrmindeployment.yaml", &before, &after);
         Ok(InstanceDiff { changes: changes.into_iter().map(Into::into).collect(), document })
+    }
+
+    /// What a change would lead to. Nothing is stored.
+    async fn preview_change(&self, ctx: &Context<'_>, change: ChangeInput) -> Result<Preview> {
+        let author = administrator(ctx)?;
+        let wish = change.wish(ctx).await?;
+        Ok(api(ctx)?.changes.preview(&wish, author).await.map_err(refused)?.into())
     }
 
     /// Newest first, of one deployment or all.
@@ -469,6 +476,149 @@ struct UpdateDeploymentInput {
     parameters: Option<Json<config::Object>>,
     /// Parameters to give back to the driver's default.
     remove_parameters: Option<Vec<String>>,
+    /// Version of the application, choosing the driver version again when it is another one.
+    application_version: Option<String>,
+    /// Driver version to insist on from now on.
+    driver_version: Option<String>,
+}
+
+impl From<CreateDeploymentInput> for CreateDeployment {
+    fn from(input: CreateDeploymentInput) -> Self {
+        Self {
+            environment: input.environment.0,
+            name: input.name,
+            driver: input.driver,
+            driver_version: input.driver_version,
+            application_version: input.application_version,
+            config: input.config.map(|config| config.0).unwrap_or_default(),
+            parameters: input.parameters.map(|parameters| parameters.0).unwrap_or_default(),
+        }
+    }
+}
+
+impl From<UpdateDeploymentInput> for UpdateDeployment {
+    fn from(input: UpdateDeploymentInput) -> Self {
+        Self {
+            config: Wrapped::from(input.config).0,
+            parameters: input.parameters.map(|parameters| parameters.0).unwrap_or_default(),
+            remove_parameters: input.remove_parameters.unwrap_or_default(),
+            application_version: input.application_version,
+            driver_version: input.driver_version,
+        }
+    }
+}
+
+/// A change that somebody thinks of: the mutation of the same name, with its arguments.
+#[derive(OneofObject)]
+enum ChangeInput {
+    /// A new deployment.
+    CreateDeployment(CreateDeploymentInput),
+    /// Another configuration.
+    UpdateDeployment(UpdateInput),
+    /// Another version.
+    UpgradeDeployment(UpgradeInput),
+    /// Another number of pods.
+    ScaleDeployment(ScaleInput),
+    /// Components without pods.
+    StopComponents(ComponentsInput),
+    /// Components with pods again.
+    StartComponents(ComponentsInput),
+    /// No pods: id of the deployment.
+    StopDeployment(ID),
+    /// Pods again: id of the deployment.
+    StartDeployment(ID),
+    /// A run of a job.
+    RunJob(RunJobInput),
+    /// Another attempt: id of the task.
+    RetryTask(ID),
+    /// Back to an earlier instance.
+    RollbackDeployment(RollbackInput),
+    /// The end: id of the deployment.
+    DeleteDeployment(ID),
+}
+
+/// `updateDeployment`.
+#[derive(InputObject)]
+struct UpdateInput {
+    /// The deployment.
+    id: ID,
+    /// What changes.
+    input: UpdateDeploymentInput,
+}
+
+/// `upgradeDeployment`.
+#[derive(InputObject)]
+struct UpgradeInput {
+    /// The deployment.
+    id: ID,
+    /// Version of the application.
+    application_version: Option<String>,
+    /// Driver version to insist on.
+    driver_version: Option<String>,
+}
+
+/// `scaleDeployment`.
+#[derive(InputObject)]
+struct ScaleInput {
+    /// The deployment.
+    id: ID,
+    /// Name of the component.
+    component: String,
+    /// Number of pods.
+    replicas: u32,
+}
+
+/// `stopComponents` and `startComponents`.
+#[derive(InputObject)]
+struct ComponentsInput {
+    /// The deployment.
+    id: ID,
+    /// Names of the components.
+    components: Vec<String>,
+}
+
+/// `runJob`.
+#[derive(InputObject)]
+struct RunJobInput {
+    /// The deployment.
+    id: ID,
+    /// Name of the job.
+    action: String,
+}
+
+/// `rollbackDeployment`.
+#[derive(InputObject)]
+struct RollbackInput {
+    /// The deployment.
+    id: ID,
+    /// The instance.
+    to_instance: ID,
+}
+
+impl ChangeInput {
+    async fn wish(self, ctx: &Context<'_>) -> Result<Wish> {
+        let (id, request) = match self {
+            Self::CreateDeployment(input) => return Ok(Wish::Create(input.into())),
+            Self::UpdateDeployment(of) => (of.id, Request::Update(of.input.into())),
+            Self::UpgradeDeployment(of) => {
+                let UpgradeInput { id, application_version, driver_version } = of;
+                (id, Request::Upgrade { application_version, driver_version })
+            }
+            Self::ScaleDeployment(of) => (of.id, Request::Scale { component: of.component, replicas: of.replicas }),
+            Self::StopComponents(of) => (of.id, Request::StopComponents(of.components)),
+            Self::StartComponents(of) => (of.id, Request::StartComponents(of.components)),
+            Self::StopDeployment(id) => (id, Request::Stop),
+            Self::StartDeployment(id) => (id, Request::Start),
+            Self::RunJob(of) => (of.id, Request::RunJob { action: of.action }),
+            Self::RetryTask(task) => {
+                let id = api(ctx)?.changes.deployment_of(&task).await.map_err(refused)?;
+                (ID(id), Request::Retry { task: task.0 })
+            }
+            Self::RollbackDeployment(of) => (of.id, Request::Rollback { instance: of.to_instance.0 }),
+            Self::DeleteDeployment(id) => (id, Request::Delete),
+        };
+        Ok(Wish::Change { deployment: id.0, request })
+    }
 }
 
 /// A new cluster and its agent's token.
@@ -535,6 +685,12 @@ struct CreateTokenPayload {
 async fn report(ctx: &Context<'_>, agent: reports::Agent, items: Items) -> Result<ReportAnswer> {
     let cluster = agent_cluster(ctx)?;
     Ok(api(ctx)?.reports.accept(cluster, agent, items).await.map_err(not_accepted)?.into())
+}
+
+async fn request(ctx: &Context<'_>, id: &ID, request: Request, base: Option<ID>) -> Result<ChangePayload> {
+    let author = administrator(ctx)?;
+    let base = base.as_ref().map(|id| id.as_str());
+    Ok(api(ctx)?.changes.change(id, &request, base, author).await.map_err(refused)?.into())
 }
 
 /// Changes.
@@ -616,16 +772,7 @@ impl Mutation {
     /// Adds a deployment.
     async fn create_deployment(&self, ctx: &Context<'_>, input: CreateDeploymentInput) -> Result<ChangePayload> {
         let author = administrator(ctx)?;
-        let input = CreateDeployment {
-            environment: input.environment.0,
-            name: input.name,
-            driver: input.driver,
-            driver_version: input.driver_version,
-            application_version: input.application_version,
-            config: input.config.map(|config| config.0).unwrap_or_default(),
-            parameters: input.parameters.map(|parameters| parameters.0).unwrap_or_default(),
-        };
-        Ok(api(ctx)?.changes.create_deployment(input, author).await.map_err(refused)?.into())
+        Ok(api(ctx)?.changes.create_deployment(input.into(), author).await.map_err(refused)?.into())
     }
 
     /// Changes a deployment's configuration and parameters. With `baseInstanceId` only when that is
@@ -637,14 +784,7 @@ impl Mutation {
         input: UpdateDeploymentInput,
         base_instance_id: Option<ID>,
     ) -> Result<ChangePayload> {
-        let author = administrator(ctx)?;
-        let base = base_instance_id.as_ref().map(|id| id.as_str());
-        let input = UpdateDeployment {
-            config: Wrapped::from(input.config).0,
-            parameters: input.parameters.map(|parameters| parameters.0).unwrap_or_default(),
-            remove_parameters: input.remove_parameters.unwrap_or_default(),
-        };
-        Ok(api(ctx)?.changes.update_deployment(&id, input, base, author).await.map_err(refused)?.into())
+        request(ctx, &id, Request::Update(input.into()), base_instance_id).await
     }
 
     /// Moves a deployment to an application version, choosing the driver version again.
@@ -656,13 +796,81 @@ impl Mutation {
         driver_version: Option<String>,
         base_instance_id: Option<ID>,
     ) -> Result<ChangePayload> {
-        let author = administrator(ctx)?;
-        let base = base_instance_id.as_ref().map(|id| id.as_str());
-        let changes = &api(ctx)?.changes;
-        let changed = changes
-            .upgrade_deployment(&id, application_version.as_deref(), driver_version.as_deref(), base, author)
-            .await;
-        Ok(changed.map_err(refused)?.into())
+        request(ctx, &id, Request::Upgrade { application_version, driver_version }, base_instance_id).await
+    }
+
+    /// Gives a component another number of pods. A stopped one starts.
+    async fn scale_deployment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        component: String,
+        replicas: u32,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
+        request(ctx, &id, Request::Scale { component, replicas }, base_instance_id).await
+    }
+
+    /// Takes the pods of components away. How many they have is not forgotten.
+    async fn stop_components(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        components: Vec<String>,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
+        request(ctx, &id, Request::StopComponents(components), base_instance_id).await
+    }
+
+    /// Gives components their pods back.
+    async fn start_components(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        components: Vec<String>,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
+        request(ctx, &id, Request::StartComponents(components), base_instance_id).await
+    }
+
+    /// Takes all pods of a deployment away; its data stays.
+    async fn stop_deployment(&self, ctx: &Context<'_>, id: ID, base_instance_id: Option<ID>) -> Result<ChangePayload> {
+        request(ctx, &id, Request::Stop, base_instance_id).await
+    }
+
+    /// Runs a stopped deployment again.
+    async fn start_deployment(&self, ctx: &Context<'_>, id: ID, base_instance_id: Option<ID>) -> Result<ChangePayload> {
+        request(ctx, &id, Request::Start, base_instance_id).await
+    }
+
+    /// Runs a job of the driver once.
+    async fn run_job(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        action: String,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
+        request(ctx, &id, Request::RunJob { action }, base_instance_id).await
+    }
+
+    /// Tries the newest task of a deployment again, after it failed.
+    async fn retry_task(&self, ctx: &Context<'_>, task: ID) -> Result<ChangePayload> {
+        administrator(ctx)?;
+        let id = api(ctx)?.changes.deployment_of(&task).await.map_err(refused)?;
+        request(ctx, &ID(id), Request::Retry { task: task.0 }, None).await
+    }
+
+    /// Goes back to an earlier instance: its configuration, parameters, secrets, driver and version. What
+    /// cluster and environment have set since then comes back with the next change or fan-out.
+    async fn rollback_deployment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        to_instance: ID,
+        base_instance_id: Option<ID>,
+    ) -> Result<ChangePayload> {
+        request(ctx, &id, Request::Rollback { instance: to_instance.0 }, base_instance_id).await
     }
 
     /// Removes a deployment.
@@ -672,9 +880,7 @@ impl Mutation {
         id: ID,
         base_instance_id: Option<ID>,
     ) -> Result<ChangePayload> {
-        let author = administrator(ctx)?;
-        let base = base_instance_id.as_ref().map(|id| id.as_str());
-        Ok(api(ctx)?.changes.delete_deployment(&id, base, author).await.map_err(refused)?.into())
+        request(ctx, &id, Request::Delete, base_instance_id).await
     }
 
     /// For agents: all pods of the cluster. What is not in it is gone.

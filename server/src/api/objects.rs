@@ -2,6 +2,7 @@
 
 use super::error::store as failed;
 use super::{Api, graphql};
+use crate::changes;
 use crate::clock::timestamp;
 use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
 use crate::store::{
@@ -439,6 +440,87 @@ pub(super) struct InstanceDiff {
     pub(super) changes: Vec<ValueChange>,
     /// The committed files as a unified diff.
     pub(super) document: String,
+}
+
+/// The change of a text as a unified diff; empty when nothing differs.
+pub(super) fn unified(name: &str, before: &str, after: &str) -> String {
+    let header = (format!("a/{name}"), format!("b/{name}"));
+    similar::TextDiff::from_lines(before, after).unified_diff().header(&header.0, &header.1).to_string()
+}
+
+/// What a change would lead to.
+#[derive(SimpleObject)]
+pub(super) struct Preview {
+    /// create, update, upgrade or delete; null when nothing changes for the cluster.
+    workflow: Option<String>,
+    /// Names of the task's steps, in order.
+    steps: Vec<String>,
+    /// Value by value, against the newest instance.
+    changes: Vec<PreviewedValue>,
+    /// `styrmindeployment.yaml` as a unified diff, without the instance's id.
+    document: String,
+    /// Kubernetes objects that differ. Those of the chart itself are Helm's.
+    objects: Vec<PreviewedObject>,
+    /// What somebody should know before.
+    warnings: Vec<String>,
+}
+
+/// A value that would differ.
+#[derive(SimpleObject)]
+struct PreviewedValue {
+    /// Before and after.
+    #[graphql(flatten)]
+    value: ValueChange,
+    /// Where the new value is set; null for what follows from others.
+    origin: Option<Origin>,
+}
+
+/// A Kubernetes object that would differ.
+#[derive(SimpleObject)]
+struct PreviewedObject {
+    /// Its kind.
+    kind: String,
+    /// Its namespace; null for an object of the cluster.
+    namespace: Option<String>,
+    /// Its name. Names that follow the content are without that part.
+    name: String,
+    /// It would be new.
+    added: bool,
+    /// It would be gone.
+    removed: bool,
+    /// Its change as a unified diff.
+    diff: String,
+}
+
+impl From<changes::Preview> for Preview {
+    fn from(found: changes::Preview) -> Self {
+        let value = |(change, level): (diff::Change, Option<Level>)| PreviewedValue {
+            value: change.into(),
+            origin: level.map(Into::into),
+        };
+        let object = |object: changes::ObjectChange| {
+            let (before, after) = &object.content;
+            let place = [object.kind.as_str(), &object.namespace, &object.name];
+            let place: Vec<&str> = place.into_iter().filter(|part| !part.is_empty()).collect();
+            PreviewedObject {
+                added: before.is_empty(),
+                removed: after.is_empty(),
+                diff: unified(&place.join("/"), before, after),
+                kind: object.kind,
+                namespace: Some(object.namespace).filter(|namespace| !namespace.is_empty()),
+                name: object.name,
+            }
+        };
+        let (before, after) = &found.document;
+        Self {
+            document: unified("styrmindeployment.yaml", before, after),
+            workflow: found.workflow,
+            steps: found.steps,
+            changes: found.values.into_iter().map(value).collect(),
+            objects: found.objects.into_iter().map(object).collect(),
+            warnings: found.warnings,
+        }
+    }
 }
 
 /// One change on its way.

@@ -1,14 +1,17 @@
 //! What a change leads to, computed from rows that were read before. No I/O: the same rows and
 //! edit give the same change, apart from ids, nonces and the time it is handed.
 
+use super::request::driver_of;
 use super::{ChangeError, Result, invalid, parse_id, split_secrets};
 use crate::secrets::{Plain, ServerKey, parameter_place, sops};
 use crate::store::{
     Change, Cluster, Deployment, DeploymentState, Environment, Instance, InstanceState, Lifecycle, Millis, Person,
-    Secret, Target, Task, TaskState,
+    Sealed, Secret, Sources, Target, Task, TaskState,
 };
 use crate::tasks::machine;
 use anyhow::anyhow;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use styrmin_renderer::context::{self, Inputs, Named};
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::{DeploymentId, EnvironmentId};
 use styrmin_renderer::plan::{self, Workflow};
-use styrmin_renderer::spec::{self, DriverRef, StyrminDeploymentSpec};
+use styrmin_renderer::spec::{self, DriverRef, JobRun, StyrminDeploymentSpec};
 use styrmin_renderer::{Problems, canonical, layout, objects, yaml};
 
 /// The rows that a change is computed from.
@@ -40,6 +43,13 @@ pub(super) struct Edit {
     pub(super) remove_parameters: Vec<String>,
     /// Driver, application version, pinned driver version.
     pub(super) driver: Option<(Arc<Driver>, String, Option<String>)>,
+    pub(super) lifecycle: Option<Lifecycle>,
+    /// A job of the driver to run once.
+    pub(super) run_job: Option<String>,
+    /// Another instance even when nothing differs.
+    pub(super) again: bool,
+    /// An earlier instance whose content comes back, with its driver.
+    pub(super) restore: Option<(Box<Instance>, Arc<Driver>)>,
     pub(super) delete: bool,
 }
 
@@ -62,22 +72,37 @@ pub(super) fn run(computation: Computation) -> Result<Computed> {
     let Computation { rows, edit, author, key, now, timestamp } = computation;
     let mut deployment = rows.deployment.clone();
     let object = format!("deployment \"{}\"", deployment.name);
-    let driver = match edit.driver {
-        Some((driver, version, pin)) => {
-            deployment.driver_digest = driver.digest.clone();
-            deployment.driver_pin = pin;
-            deployment.application_version = version;
-            driver
-        }
-        None => Arc::clone(&rows.driver),
-    };
+    let driver = driver_of(&rows, &edit);
+    deployment.driver_digest.clone_from(&driver.digest);
+    if let Some((_, version, pin)) = &edit.driver {
+        deployment.driver_pin.clone_from(pin);
+        deployment.application_version.clone_from(version);
+    }
+    if let Some(lifecycle) = edit.lifecycle {
+        deployment.lifecycle = lifecycle;
+    }
+    let mut secrets: BTreeMap<String, Secret> =
+        rows.secrets.iter().map(|row| (row.name.clone(), row.clone())).collect();
+    let mut remove_secrets: Vec<String> = Vec::new();
+    let mut restored: Vec<Secret> = Vec::new();
+    if let Some((old, _)) = &edit.restore {
+        let sources = old.sources.clone().unwrap_or_default();
+        restored = open_sources(&sources, &deployment.id)?;
+        remove_secrets = secrets.keys().filter(|name| !sources.secrets.contains_key(*name)).cloned().collect();
+        secrets = restored.iter().map(|row| (row.name.clone(), row.clone())).collect();
+        restored.retain(|row| !rows.secrets.contains(row));
+        deployment.application_version.clone_from(&old.spec.application_version);
+        deployment.lifecycle = match old.spec.lifecycle {
+            spec::Lifecycle::Stopped => Lifecycle::Stopped,
+            _ => Lifecycle::Running,
+        };
+        (deployment.config, deployment.parameters, deployment.driver_pin) =
+            (sources.config, sources.parameters, sources.driver_pin);
+    }
     deployment.config = edit.config.apply(&object, &deployment.config)?;
     config::check(&object, Level::Deployment, &deployment.config)?;
 
     let (plain, secret) = split_secrets(&driver, &edit.parameters);
-    let mut secrets: BTreeMap<String, Secret> =
-        rows.secrets.iter().map(|row| (row.name.clone(), row.clone())).collect();
-    let mut remove_secrets: Vec<String> = Vec::new();
     for name in &edit.remove_parameters {
         deployment.parameters.remove(name);
         if secrets.remove(name).is_some() {
@@ -85,8 +110,9 @@ pub(super) fn run(computation: Computation) -> Result<Computed> {
         }
     }
     deployment.parameters.extend(plain);
-    let set_secrets = seal(&object, &deployment.id, &driver, &secret, &secrets, &key)?;
+    let mut set_secrets = seal(&object, &deployment.id, &driver, &secret, &secrets, &key)?;
     secrets.extend(set_secrets.iter().map(|row| (row.name.clone(), row.clone())));
+    set_secrets.extend(restored);
 
     if edit.delete {
         deployment.lifecycle = Lifecycle::Deleting;
@@ -112,12 +138,14 @@ pub(super) fn run(computation: Computation) -> Result<Computed> {
             origins: newest.origins.clone(),
             secrets_file: None,
             secrets_stamp: None,
+            sources: Sources::default(),
             workflow: Workflow::Delete,
         })
     } else {
-        draft(&rows, &change.deployment, &driver, &secrets, &key, timestamp)?
+        draft(&rows, &change.deployment, &driver, &secrets, &edit, &key, timestamp)?
     };
-    if let Some(draft) = draft {
+    if let Some(mut draft) = draft {
+        draft.sources = sources(&change.deployment, &secrets);
         let ids = (uuid::Uuid::now_v7().to_string(), uuid::Uuid::now_v7().to_string());
         let (instance, task) = complete(draft, &rows, &mut change.deployment, &driver, &author, now, ids)?;
         change.instance = Some((instance, task));
@@ -135,7 +163,37 @@ struct Draft {
     origins: BTreeMap<String, Level>,
     secrets_file: Option<String>,
     secrets_stamp: Option<String>,
+    sources: Sources,
     workflow: Workflow,
+}
+
+/// What a rollback to this instance will need.
+fn sources(deployment: &Deployment, secrets: &BTreeMap<String, Secret>) -> Sources {
+    let sealed = |row: &Secret| {
+        let sealed = Sealed { ciphertext: STANDARD.encode(&row.ciphertext), fingerprint: row.fingerprint.clone() };
+        (row.name.clone(), sealed)
+    };
+    Sources {
+        config: deployment.config.clone(),
+        parameters: deployment.parameters.clone(),
+        driver_pin: deployment.driver_pin.clone(),
+        secrets: secrets.values().map(sealed).collect(),
+    }
+}
+
+fn open_sources(sources: &Sources, deployment: &str) -> Result<Vec<Secret>> {
+    let open = |(name, sealed): (&String, &Sealed)| {
+        let ciphertext = STANDARD.decode(&sealed.ciphertext).map_err(|error| {
+            ChangeError::Internal(anyhow!("secret {name} of an instance of deployment {deployment}: {error}"))
+        })?;
+        Ok(Secret {
+            deployment_id: deployment.to_owned(),
+            name: name.clone(),
+            ciphertext,
+            fingerprint: sealed.fingerprint.clone(),
+        })
+    };
+    sources.secrets.iter().map(open).collect()
 }
 
 /// Encrypts the secret parameters that change. A value that is the same as before is left alone.
@@ -175,6 +233,7 @@ fn draft(
     deployment: &Deployment,
     driver: &Driver,
     secrets: &BTreeMap<String, Secret>,
+    edit: &Edit,
     key: &ServerKey,
     timestamp: jiff::Timestamp,
 ) -> Result<Option<Draft>> {
@@ -183,7 +242,7 @@ fn draft(
     let environment_id: EnvironmentId = parse_id("environment", &rows.environment.id)?;
     let fingerprints: BTreeMap<String, String> =
         secrets.values().map(|row| (row.name.clone(), row.fingerprint.clone())).collect();
-    let resolution = context::resolve(&Inputs {
+    let mut resolution = context::resolve(&Inputs {
         cluster: Named { id: parse_id("cluster", &rows.cluster.id)?, name: rows.cluster.name.clone() },
         environment: Named { id: environment_id.clone(), name: rows.environment.name.clone() },
         deployment: Named { id: deployment_id.clone(), name: deployment.name.clone() },
@@ -195,7 +254,14 @@ fn draft(
         parameters: &deployment.parameters,
         secret_fingerprints: &fingerprints,
     })?;
-    let spec = StyrminDeploymentSpec {
+    if let Some((old, _)) = &edit.restore {
+        // What cluster and environment said then, too.
+        (resolution.context, resolution.origins) = (old.spec.context.clone(), old.origins.clone());
+    }
+    let newest = rows.newest.as_ref();
+    let mut jobs = newest.map(|newest| newest.spec.jobs.clone()).unwrap_or_default();
+    jobs.extend(edit.run_job.iter().map(|action| new_run(action)));
+    let mut spec = StyrminDeploymentSpec {
         deployment_id: deployment_id.clone(),
         instance_id: String::new(),
         lifecycle: match deployment.lifecycle {
@@ -209,16 +275,24 @@ fn draft(
         },
         application_version: deployment.application_version.clone(),
         context: resolution.context,
-        jobs: rows.newest.as_ref().map(|newest| newest.spec.jobs.clone()).unwrap_or_default(),
+        jobs,
     };
-    let on_its_way = rows.newest.as_ref().filter(|newest| {
+    let on_its_way = newest.filter(|newest| {
         matches!(newest.state, InstanceState::Pending | InstanceState::Committed | InstanceState::Active)
     });
     let recipients: Vec<String> = rows.cluster.age_recipient.iter().cloned().collect();
     let stamp = (!secrets.is_empty())
         .then(|| canonical::digest(&json!({ "fingerprints": fingerprints, "recipients": recipients })));
-    if on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp) {
+    if !edit.again && on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp)
+    {
         return Ok(None);
+    }
+    // What has run with the instance that runs is done. Only now: it makes no change of its own.
+    let done = rows.active.as_ref().map(|active| active.spec.jobs.as_slice()).unwrap_or_default();
+    spec.jobs.retain(|run| !done.contains(run));
+    if edit.again {
+        // A run ends once, however it ends: another attempt is another run.
+        spec.jobs = spec.jobs.iter().map(|run| new_run(&run.action)).collect();
     }
     // The operator will do this with the secrets in clear; here it proves that the values render.
     objects::helm_values(&spec, driver, &|reference| reference.fingerprint.clone()).map_err(|error| {
@@ -232,17 +306,29 @@ fn draft(
             ),
         )
     })?;
-    let workflow = plan::plan(rows.newest.as_ref().map(|newest| &newest.spec), Some(&spec), &driver.file.spec).workflow;
+    let before = if edit.again { rows.active.as_ref() } else { newest };
+    let workflow = plan::plan(before.map(|before| &before.spec), Some(&spec), &driver.file.spec).workflow;
     // Equal content that failed before, or only another recipient: still a change of the deployment.
     let workflow = if workflow == Workflow::None { Workflow::Update } else { workflow };
     let secrets_file = match &stamp {
         None => None,
-        Some(stamp) => Some(match rows.newest.as_ref().filter(|newest| newest.secrets_stamp.as_ref() == Some(stamp)) {
+        Some(stamp) => Some(match newest.filter(|newest| newest.secrets_stamp.as_ref() == Some(stamp)) {
             Some(Instance { secrets_file: Some(file), .. }) => file.clone(),
             _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, &recipients, key, timestamp)?,
         }),
     };
-    Ok(Some(Draft { spec, origins: resolution.origins, secrets_file, secrets_stamp: stamp, workflow }))
+    Ok(Some(Draft {
+        spec,
+        origins: resolution.origins,
+        secrets_file,
+        secrets_stamp: stamp,
+        sources: Sources::default(),
+        workflow,
+    }))
+}
+
+fn new_run(action: &str) -> JobRun {
+    JobRun { id: uuid::Uuid::now_v7().to_string(), action: action.to_owned() }
 }
 
 #[expect(clippy::too_many_arguments, reason = "all of it is what a secrets file is made from")]
@@ -334,6 +420,7 @@ fn complete(
         document,
         secrets_file: draft.secrets_file,
         secrets_stamp: draft.secrets_stamp,
+        sources: Some(draft.sources),
         state: InstanceState::Pending,
         revision: None,
         task_id,

@@ -11,8 +11,12 @@
 mod compute;
 mod error;
 mod locks;
+mod preview;
+mod request;
 
 pub use error::{BaseMoved, ChangeError};
+pub use preview::{ObjectChange, Preview};
+pub use request::{CreateDeployment, Request, UpdateDeployment, Wish};
 
 use crate::clock::{Clock, timestamp};
 use crate::drivers::{Drivers, SelectError};
@@ -25,6 +29,7 @@ use crate::store::{
 use crate::{auth, metrics};
 use compute::{Computation, Edit, Rows};
 use locks::Locks;
+use request::Named;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -66,36 +71,6 @@ pub struct CreateCluster {
     pub git: Option<GitInput>,
     /// age recipient for secrets.
     pub age_recipient: Option<String>,
-}
-
-/// A new deployment.
-#[derive(Debug, Clone)]
-pub struct CreateDeployment {
-    /// Its environment.
-    pub environment: String,
-    /// Unique name in it.
-    pub name: String,
-    /// Name of the driver.
-    pub driver: String,
-    /// Driver version to insist on.
-    pub driver_version: Option<String>,
-    /// Version of the application.
-    pub application_version: Option<String>,
-    /// Configuration.
-    pub config: Object,
-    /// Parameters, the secret ones included.
-    pub parameters: Object,
-}
-
-/// A change of a deployment's configuration.
-#[derive(Debug, Clone, Default)]
-pub struct UpdateDeployment {
-    /// Changes of the configuration.
-    pub config: Patch,
-    /// Parameters to set, the secret ones included.
-    pub parameters: Object,
-    /// Parameters to give back to the driver's default.
-    pub remove_parameters: Vec<String>,
 }
 
 /// What a change led to.
@@ -342,6 +317,22 @@ impl Changes {
     /// # Errors
     /// When the environment or driver does not exist, the input is not good or the name is taken.
     pub async fn create_deployment(&self, input: CreateDeployment, author: &Person) -> Result<Changed> {
+        let id = id();
+        for _ in 0..ATTEMPTS {
+            match self.store_change(self.new_rows(&input, &id).await?, input.edit(), author).await {
+                Err(ChangeError::Store(StoreError::Conflict)) => {}
+                Err(ChangeError::Store(StoreError::Exists)) => {
+                    let object = format!("deployment \"{}\"", input.name);
+                    return Err(invalid(object, "name", "is taken in this environment; choose another"));
+                }
+                other => return other,
+            }
+        }
+        Err(ChangeError::Busy)
+    }
+
+    /// The rows of a deployment that is not there yet.
+    async fn new_rows(&self, input: &CreateDeployment, id: &str) -> Result<Rows> {
         let object = format!("deployment \"{}\"", input.name);
         check_name("deployment", &input.name)?;
         let (driver, application_version) = self
@@ -349,14 +340,14 @@ impl Changes {
             .catalog()
             .select(&input.driver, input.application_version.as_deref(), input.driver_version.as_deref())
             .map_err(|SelectError { field, message }| invalid(&object, field, message))?;
-        let row = Deployment {
-            id: id(),
+        let deployment = Deployment {
+            id: id.to_owned(),
             environment_id: input.environment.clone(),
-            name: input.name,
+            name: input.name.clone(),
             shard: 0,
             driver_name: driver.name().to_owned(),
             driver_digest: driver.digest.clone(),
-            driver_pin: input.driver_version,
+            driver_pin: input.driver_version.clone(),
             application_version,
             config: Object::new(),
             parameters: Object::new(),
@@ -368,87 +359,58 @@ impl Changes {
             active_instance_id: None,
             created_at: self.clock.now(),
         };
-        let edit = Edit {
-            config: Patch { set: input.config, remove: Vec::new() },
-            parameters: input.parameters,
-            ..Edit::default()
-        };
-        for _ in 0..ATTEMPTS {
-            let environment = self.environment(&input.environment).await?;
-            let cluster = self.cluster(&environment.cluster_id).await?;
-            let rows = Rows {
-                cluster,
-                environment,
-                deployment: row.clone(),
-                driver: Arc::clone(&driver),
-                newest: None,
-                active: None,
-                secrets: Vec::new(),
-            };
-            match self.store_change(rows, edit.clone(), author).await {
-                Err(ChangeError::Store(StoreError::Conflict)) => {}
-                Err(ChangeError::Store(StoreError::Exists)) => {
-                    return Err(invalid(object, "name", "is taken in this environment; choose another"));
-                }
-                other => return other,
+        let environment = self.environment(&input.environment).await?;
+        let cluster = self.cluster(&environment.cluster_id).await?;
+        Ok(Rows { cluster, environment, deployment, driver, newest: None, active: None, secrets: Vec::new() })
+    }
+
+    /// What a change would lead to. Nothing is stored.
+    ///
+    /// # Errors
+    /// As the change itself.
+    pub async fn preview(&self, wish: &Wish, author: &Person) -> Result<Preview> {
+        let (rows, edit) = match wish {
+            Wish::Create(input) => (self.new_rows(input, &id()).await?, input.edit()),
+            Wish::Change { deployment, request } => {
+                let named = self.named(request).await?;
+                let rows = self.rows(deployment).await?;
+                let edit = request.edit(&rows, &named, &self.drivers.catalog())?;
+                check_lifecycle(&rows, &edit)?;
+                (rows, edit)
             }
-        }
-        Err(ChangeError::Busy)
-    }
-
-    /// Changes a deployment's configuration and parameters.
-    ///
-    /// # Errors
-    /// When it does not exist, is being deleted, the input is not good, or `base` is not its newest
-    /// instance.
-    pub async fn update_deployment(
-        &self,
-        id: &str,
-        input: UpdateDeployment,
-        base: Option<&str>,
-        author: &Person,
-    ) -> Result<Changed> {
-        let edit = Edit {
-            config: input.config,
-            parameters: input.parameters,
-            remove_parameters: input.remove_parameters,
-            ..Edit::default()
         };
-        self.edit(id, base, author, |_| Ok(edit.clone())).await
+        let computation = self.computation(rows, edit, author);
+        on_a_thread(move || preview::preview(computation)).await
     }
 
-    /// Moves a deployment to a version of its application, choosing the driver version again; with
-    /// neither version named it takes the newest driver for the version it has.
+    /// Does what somebody asks of a deployment. Asking again for what is, or is on its way, is nothing.
     ///
     /// # Errors
-    /// As [`Self::update_deployment`], or when no driver version supports it.
-    pub async fn upgrade_deployment(
-        &self,
-        id: &str,
-        application_version: Option<&str>,
-        driver_version: Option<&str>,
-        base: Option<&str>,
-        author: &Person,
-    ) -> Result<Changed> {
-        self.edit(id, base, author, |rows| {
-            let row = &rows.deployment;
-            let wanted = application_version.unwrap_or(&row.application_version);
-            let (driver, version) =
-                self.drivers.catalog().select(&row.driver_name, Some(wanted), driver_version).map_err(
-                    |SelectError { field, message }| invalid(format!("deployment \"{}\"", row.name), field, message),
-                )?;
-            let driver = Some((driver, version, driver_version.map(str::to_owned)));
-            Ok(Edit { driver, ..Edit::default() })
-        })
-        .await
+    /// When it does not exist, is being deleted, the request is not good, or `base` is not its newest instance.
+    pub async fn change(&self, id: &str, request: &Request, base: Option<&str>, author: &Person) -> Result<Changed> {
+        let named = self.named(request).await?;
+        self.edit(id, base, author, |rows| request.edit(rows, &named, &self.drivers.catalog())).await
     }
 
-    /// Asks for the removal of a deployment. Asking again is nothing.
+    /// What a request names besides the deployment.
+    async fn named(&self, request: &Request) -> Result<Named> {
+        let mut named = Named::default();
+        if let Some(id) = request.task() {
+            named.task = self.store.task(id).await?;
+        }
+        if let Some(id) = request.instance() {
+            named.instance = self.store.instance(id).await?;
+        }
+        Ok(named)
+    }
+
+    /// The deployment of a task.
     ///
     /// # Errors
-    /// When it does not exist or `base` is not its newest instance.
-    pub async fn delete_deployment(&self, id: &str, base: Option<&str>, author: &Person) -> Result<Changed> {
-        self.edit(id, base, author, |_| Ok(Edit { delete: true, ..Edit::default() })).await
+    /// When there is no such task.
+    pub async fn deployment_of(&self, task: &str) -> Result<String> {
+        let found = self.store.task(task).await?;
+        found.map(|task| task.deployment_id).ok_or_else(|| ChangeError::NotFound { kind: "task", id: task.to_owned() })
     }
 
     /// Reads, lets `decide` say what to change, computes and stores; again while rows move.
@@ -470,15 +432,9 @@ impl Changes {
                 return Err(self.base_moved(&rows, base).await?);
             }
             let edit = decide(&rows)?;
-            if rows.deployment.lifecycle == Lifecycle::Deleting {
-                if edit.delete {
-                    return Ok(Changed { deployment: rows.deployment, task: None });
-                }
-                return Err(invalid(
-                    format!("deployment \"{}\"", rows.deployment.name),
-                    "lifecycle",
-                    "is being deleted and cannot be changed any more; create another one",
-                ));
+            check_lifecycle(&rows, &edit)?;
+            if edit.delete && rows.deployment.lifecycle == Lifecycle::Deleting {
+                return Ok(Changed { deployment: rows.deployment, task: None });
             }
             match self.store_change(rows, edit, author).await {
                 Err(ChangeError::Store(StoreError::Conflict)) => metrics::change_conflicts().inc(),
@@ -490,20 +446,8 @@ impl Changes {
 
     /// Computes on a thread for such work, stores, wakes the writer.
     async fn store_change(&self, rows: Rows, edit: Edit, author: &Person) -> Result<Changed> {
-        let computation = Computation {
-            rows,
-            edit,
-            author: author.clone(),
-            key: Arc::clone(&self.key),
-            now: self.clock.now(),
-            timestamp: timestamp(self.clock.now()),
-        };
-        let change = match tokio::task::spawn_blocking(move || compute::run(computation)).await {
-            Ok(change) => change?,
-            Err(panic) => {
-                return Err(ChangeError::Internal(anyhow::anyhow!("the change could not be computed: {panic}")));
-            }
-        };
+        let computation = self.computation(rows, edit, author);
+        let change = on_a_thread(move || compute::run(computation)).await?;
         let deployment =
             if change.is_nothing { change.change.deployment } else { self.store.change(&change.change).await? };
         let task = change.change.instance.map(|(_, task)| task);
@@ -513,6 +457,17 @@ impl Changes {
             self.wake.target(&change.change.target);
         }
         Ok(Changed { deployment, task })
+    }
+
+    fn computation(&self, rows: Rows, edit: Edit, author: &Person) -> Computation {
+        Computation {
+            rows,
+            edit,
+            author: author.clone(),
+            key: Arc::clone(&self.key),
+            now: self.clock.now(),
+            timestamp: timestamp(self.clock.now()),
+        }
     }
 
     async fn rows(&self, id: &str) -> Result<Rows> {
@@ -561,6 +516,24 @@ impl Changes {
         let found = self.store.environment(id).await?;
         found.ok_or_else(|| ChangeError::NotFound { kind: "environment", id: id.to_owned() })
     }
+}
+
+/// Resolving and rendering is work for a thread of its own.
+async fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|panic| ChangeError::Internal(anyhow::anyhow!("the change could not be computed: {panic}")))?
+}
+
+/// What is being deleted can only be deleted.
+fn check_lifecycle(rows: &Rows, edit: &Edit) -> Result<()> {
+    if rows.deployment.lifecycle != Lifecycle::Deleting || edit.delete {
+        return Ok(());
+    }
+    Err(invalid(
+        format!("deployment \"{}\"", rows.deployment.name),
+        "lifecycle",
+        "is being deleted and cannot be changed any more; create another one",
+    ))
 }
 
 fn check_recipient(object: &str, recipient: Option<&str>) -> Result<()> {

@@ -355,6 +355,9 @@ pub struct Instance {
     pub secrets_file: Option<String>,
     /// What `secrets_file` was made from: fingerprints and recipients. Equal stamp, same file.
     pub secrets_stamp: Option<String>,
+    /// What the deployment itself said, for a rollback.
+    #[sqlx(json(nullable))]
+    pub sources: Option<Sources>,
     /// Where it is.
     #[sqlx(try_from = "String")]
     pub state: InstanceState,
@@ -368,6 +371,29 @@ pub struct Instance {
     pub author_email: String,
     /// When.
     pub created_at: Millis,
+}
+
+/// What a deployment's row and secrets said when an instance was made. Driver, application version and
+/// lifecycle are in its spec.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sources {
+    /// Configuration of the deployment's level.
+    pub config: Object,
+    /// Parameters, the secret ones excepted.
+    pub parameters: Object,
+    /// Driver version that a person insisted on.
+    pub driver_pin: Option<String>,
+    /// Secret parameters, by name.
+    pub secrets: BTreeMap<String, Sealed>,
+}
+
+/// An encrypted value.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sealed {
+    /// The value, encrypted with the server's key, as base64.
+    pub ciphertext: String,
+    /// Keyed hash of the value.
+    pub fingerprint: String,
 }
 
 /// One change on its way.

@@ -179,7 +179,7 @@ async fn update_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
 
 async fn insert_instance(tx: &mut Tx, row: &Instance) -> Result<()> {
     sqlx::query(
-        "INSERT INTO instances (id, deployment_id, sequence, workflow, spec, origins, document, secrets_file, secrets_stamp, state, revision, task_id, author_name, author_email, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
+        "INSERT INTO instances (id, deployment_id, sequence, workflow, spec, origins, document, secrets_file, secrets_stamp, state, revision, task_id, author_name, author_email, created_at, sources) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
     )
     .bind(&row.id)
     .bind(&row.deployment_id)
@@ -196,6 +196,7 @@ async fn insert_instance(tx: &mut Tx, row: &Instance) -> Result<()> {
     .bind(&row.author_name)
     .bind(&row.author_email)
     .bind(row.created_at)
+    .bind(row.sources.as_ref().map(Json))
     .execute(&mut **tx)
     .await
     // Another change took this sequence.

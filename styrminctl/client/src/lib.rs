@@ -65,6 +65,25 @@ pub struct TaskProgress {
     pub message: Option<String>,
     /// Name, state and message of every step.
     pub steps: Vec<(String, String, Option<String>)>,
+    /// create, update, upgrade or delete.
+    pub workflow: String,
+    /// State of its deployment, such as RUNNING.
+    pub deployment_state: String,
+    /// What its deployment should be doing: RUNNING, STOPPED or DELETING.
+    pub deployment_lifecycle: String,
+}
+
+/// How a wait for a change ended: see [`Client::wait_until_done`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waited {
+    /// The deployment is as it was asked to be.
+    pub succeeded: bool,
+    /// Why not.
+    pub failure_reason: Option<String>,
+    /// The time was over first. The change can still finish.
+    pub timed_out: bool,
+    /// The last look.
+    pub task: TaskProgress,
 }
 
 impl TaskProgress {
@@ -78,6 +97,42 @@ impl TaskProgress {
     #[must_use]
     pub fn ended(&self) -> bool {
         self.state != "RUNNING"
+    }
+
+    /// What the deployment is when the change has arrived.
+    fn expected(&self) -> &'static str {
+        match (self.workflow.as_str(), self.deployment_lifecycle.as_str()) {
+            ("delete", _) => "DELETED",
+            (_, "STOPPED") => "STOPPED",
+            _ => "RUNNING",
+        }
+    }
+
+    /// How the change of task `id` ended; `None`: it has not. The reasons are those of the reference ("Waiting
+    /// for a change from a script").
+    #[must_use]
+    pub fn outcome(&self, id: &str) -> Option<Result<(), String>> {
+        match self.state.as_str() {
+            "RUNNING" => None,
+            "SUPERSEDED" => Some(Err(format!("task {id} was superseded by a later task of the deployment"))),
+            "SUCCEEDED" => {
+                let (is, expected) = (self.deployment_state.as_str(), self.expected());
+                if is == expected {
+                    return Some(Ok(()));
+                }
+                let final_states = ["RUNNING", "STOPPED", "FAILED", "DELETED"];
+                let reason =
+                    || format!("deployment status is {}, expected {}", is.to_lowercase(), expected.to_lowercase());
+                final_states.contains(&is).then(|| Err(reason()))
+            }
+            _ => {
+                let failed = self.steps.iter().find(|(_, state, _)| state == "FAILED");
+                Some(Err(match failed {
+                    Some((name, _, why)) => format!("step \"{name}\" failed: {}", why.as_deref().unwrap_or_default()),
+                    None => format!("task {id} failed: {}", self.message.as_deref().unwrap_or_default()),
+                }))
+            }
+        }
     }
 }
 
@@ -137,7 +192,7 @@ impl Client {
     /// # Errors
     /// As [`Self::execute`], or when there is no such task.
     pub async fn task(&self, id: &str) -> Result<TaskProgress, ClientError> {
-        let query = "query($id: ID!) { task(id: $id) { state message steps { name state message } } }";
+        let query = "query($id: ID!) { task(id: $id) { state message workflow steps { name state message } deployment { state lifecycle } } }";
         let data = self.execute(query, json!({ "id": id })).await?;
         let task = &data["task"];
         let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -153,7 +208,43 @@ impl Client {
         let steps = steps.map(|step| {
             (text(&step["name"]).unwrap_or_default(), text(&step["state"]).unwrap_or_default(), text(&step["message"]))
         });
-        Ok(TaskProgress { state, message: text(&task["message"]), steps: steps.collect() })
+        let word = |value: &Value| text(value).unwrap_or_default();
+        Ok(TaskProgress {
+            state,
+            message: text(&task["message"]),
+            steps: steps.collect(),
+            workflow: word(&task["workflow"]),
+            deployment_state: word(&task["deployment"]["state"]),
+            deployment_lifecycle: word(&task["deployment"]["lifecycle"]),
+        })
+    }
+
+    /// Waits until a change has arrived or failed: until its task has ended and then, when it ended well, until
+    /// the deployment is running, stopped, failed or deleted. `seen` gets every look.
+    ///
+    /// # Errors
+    /// As [`Self::task`]. A change that failed is no error: look at [`Waited::failure_reason`].
+    pub async fn wait_until_done(
+        &self,
+        id: &str,
+        interval: Duration,
+        limit: Duration,
+        mut seen: impl FnMut(&TaskProgress),
+    ) -> Result<Waited, ClientError> {
+        let end = tokio::time::Instant::now() + limit;
+        loop {
+            let task = self.task(id).await?;
+            seen(&task);
+            if let Some(outcome) = task.outcome(id) {
+                let failure_reason = outcome.err();
+                return Ok(Waited { succeeded: failure_reason.is_none(), failure_reason, timed_out: false, task });
+            }
+            if tokio::time::Instant::now() + interval > end {
+                let failure_reason = Some("wait timeout".to_owned());
+                return Ok(Waited { succeeded: false, failure_reason, timed_out: true, task });
+            }
+            tokio::time::sleep(interval).await;
+        }
     }
 
     /// Waits until `done` holds of a task, looking every `interval`; the last look is given back
@@ -187,4 +278,79 @@ fn http_error(address: &str, error: &reqwest::Error) -> ClientError {
         source = inner.source();
     }
     ClientError::Http { address: address.to_owned(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TaskProgress;
+
+    /// State of the task, workflow, steps, message; lifecycle and state of the deployment → the outcome.
+    #[test]
+    fn waiting_ends_as_the_reference_says() {
+        let failing = vec![
+            ("Install or upgrade the HelmRelease".to_owned(), "FAILED".to_owned(), Some("no such image".to_owned())),
+            ("Wait for the deployment to be ready".to_owned(), "PENDING".to_owned(), None),
+        ];
+        let fine: Vec<(String, String, Option<String>)> = Vec::new();
+        for (state, workflow, steps, lifecycle, deployment, expected) in [
+            ("RUNNING", "update", &fine, "RUNNING", "RUNNING", None),
+            ("SUCCEEDED", "update", &fine, "RUNNING", "DEPLOYING", None),
+            ("SUCCEEDED", "update", &fine, "RUNNING", "RUNNING", Some(Ok(()))),
+            ("SUCCEEDED", "update", &fine, "STOPPED", "STOPPED", Some(Ok(()))),
+            ("SUCCEEDED", "delete", &fine, "DELETING", "DELETING", None),
+            ("SUCCEEDED", "delete", &fine, "DELETING", "DELETED", Some(Ok(()))),
+            (
+                "SUCCEEDED",
+                "update",
+                &fine,
+                "RUNNING",
+                "FAILED",
+                Some(Err("deployment status is failed, expected running")),
+            ),
+            (
+                "SUCCEEDED",
+                "update",
+                &fine,
+                "RUNNING",
+                "STOPPED",
+                Some(Err("deployment status is stopped, expected running")),
+            ),
+            (
+                "SUCCEEDED",
+                "update",
+                &fine,
+                "DELETING",
+                "DELETED",
+                Some(Err("deployment status is deleted, expected running")),
+            ),
+            (
+                "SUPERSEDED",
+                "update",
+                &fine,
+                "RUNNING",
+                "RUNNING",
+                Some(Err("task t was superseded by a later task of the deployment")),
+            ),
+            (
+                "FAILED",
+                "update",
+                &failing,
+                "RUNNING",
+                "FAILED",
+                Some(Err("step \"Install or upgrade the HelmRelease\" failed: no such image")),
+            ),
+            ("FAILED", "update", &fine, "RUNNING", "FAILED", Some(Err("task t failed: why"))),
+        ] {
+            let task = TaskProgress {
+                state: state.into(),
+                message: Some("why".into()),
+                steps: steps.clone(),
+                workflow: workflow.into(),
+                deployment_state: deployment.into(),
+                deployment_lifecycle: lifecycle.into(),
+            };
+            let expected = expected.map(|outcome: Result<(), &str>| outcome.map_err(str::to_owned));
+            assert_eq!(task.outcome("t"), expected, "{task:?}");
+        }
+    }
 }

@@ -1,0 +1,267 @@
+//! What people can ask of a deployment, and what each wish changes of its rows. No I/O.
+
+use super::compute::{Edit, Rows};
+use super::{ChangeError, Result, invalid};
+use crate::drivers::{Catalog, SelectError};
+use crate::store::{Instance, Lifecycle, Task, TaskState};
+use serde_json::json;
+use std::sync::Arc;
+use styrmin_renderer::config::{Object, Patch};
+use styrmin_renderer::driver::format::Hook;
+
+/// Most requested runs of jobs that have not been applied yet.
+const JOBS_MAX: usize = 50;
+
+/// A change of a deployment's configuration.
+#[derive(Debug, Clone, Default)]
+pub struct UpdateDeployment {
+    /// Changes of the configuration.
+    pub config: Patch,
+    /// Parameters to set, the secret ones included.
+    pub parameters: Object,
+    /// Parameters to give back to the driver's default.
+    pub remove_parameters: Vec<String>,
+    /// Version of the application; `None`: the one it has, with the driver version that it has.
+    pub application_version: Option<String>,
+    /// Driver version to insist on from now on.
+    pub driver_version: Option<String>,
+}
+
+/// What somebody asks of a deployment.
+#[derive(Debug, Clone)]
+pub enum Request {
+    /// Another configuration, other parameters.
+    Update(UpdateDeployment),
+    /// Another version of its application, choosing the driver version again; with neither version named it
+    /// takes the newest driver for the version it has.
+    Upgrade {
+        /// Version of the application; `None`: the one it has.
+        application_version: Option<String>,
+        /// Driver version to insist on.
+        driver_version: Option<String>,
+    },
+    /// Another number of pods of a component.
+    Scale {
+        /// Name of the component.
+        component: String,
+        /// Number of pods.
+        replicas: u32,
+    },
+    /// Components without pods. How many they have is not forgotten.
+    StopComponents(Vec<String>),
+    /// Components with their pods again.
+    StartComponents(Vec<String>),
+    /// No pods at all.
+    Stop,
+    /// Runs again.
+    Start,
+    /// One run of a driver's job.
+    RunJob {
+        /// Name of the action.
+        action: String,
+    },
+    /// Once more what its newest task failed to do.
+    Retry {
+        /// The task.
+        task: String,
+    },
+    /// The content of an earlier instance, configuration and secrets included.
+    Rollback {
+        /// The instance.
+        instance: String,
+    },
+    /// Its end.
+    Delete,
+}
+
+/// What has to be read for a request besides the deployment's own rows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Named {
+    /// The task that is tried again.
+    pub(super) task: Option<Task>,
+    /// The instance that is gone back to.
+    pub(super) instance: Option<Instance>,
+}
+
+impl Request {
+    /// What it changes.
+    pub(super) fn edit(&self, rows: &Rows, named: &Named, catalog: &Catalog) -> Result<Edit> {
+        let row = &rows.deployment;
+        let object = || format!("deployment \"{}\"", row.name);
+        let components = |names: &[String], patch: &dyn Fn(&str) -> Patch| {
+            if names.is_empty() {
+                return Err(invalid(object(), "components", "none is named; name one or more"));
+            }
+            let known = &rows.driver.file.spec.components;
+            let mut whole = Patch::default();
+            for name in names {
+                if !known.contains_key(name) {
+                    let known: Vec<&str> = known.keys().map(String::as_str).collect();
+                    let message = format!("there is no component \"{name}\"; it has {}", known.join(", "));
+                    return Err(invalid(object(), "components", message));
+                }
+                let Patch { set, remove } = patch(name);
+                whole.remove.extend(remove);
+                for (key, value) in set {
+                    let place = whole.set.entry(key).or_insert_with(|| json!({}));
+                    if let (Some(place), Some(value)) = (place.as_object_mut(), value.as_object()) {
+                        place.extend(value.clone());
+                    }
+                }
+            }
+            Ok(Edit { config: whole, ..Edit::default() })
+        };
+        let set = |name: &str, value: serde_json::Value| Patch {
+            set: [("components".to_owned(), json!({ name: value }))].into_iter().collect(),
+            remove: Vec::new(),
+        };
+        let select = |version: Option<&String>, pin: Option<&String>| {
+            let wanted = version.unwrap_or(&row.application_version);
+            let found = catalog.select(&row.driver_name, Some(wanted), pin.map(String::as_str));
+            let (driver, version) =
+                found.map_err(|SelectError { field, message }| invalid(object(), field, message))?;
+            Ok::<_, ChangeError>((driver, version, pin.cloned()))
+        };
+        match self {
+            Self::Update(input) => {
+                let version = input.application_version.as_ref().filter(|wanted| **wanted != row.application_version);
+                let pin = input.driver_version.as_ref().filter(|pin| row.driver_pin.as_ref() != Some(pin));
+                let moves = version.is_some() || pin.is_some();
+                let driver = moves.then(|| select(version, input.driver_version.as_ref())).transpose()?;
+                Ok(Edit {
+                    config: input.config.clone(),
+                    parameters: input.parameters.clone(),
+                    remove_parameters: input.remove_parameters.clone(),
+                    driver,
+                    ..Edit::default()
+                })
+            }
+            Self::Upgrade { application_version, driver_version } => {
+                let driver = select(application_version.as_ref(), driver_version.as_ref())?;
+                Ok(Edit { driver: Some(driver), ..Edit::default() })
+            }
+            Self::Scale { component, replicas } => components(std::slice::from_ref(component), &|name| {
+                let scaled = set(name, json!({ "replicas": replicas }));
+                // Who scales something wants its pods.
+                Patch { remove: vec![format!("/components/{name}/stopped")], ..scaled }
+            }),
+            Self::StopComponents(names) => components(names, &|name| set(name, json!({ "stopped": true }))),
+            Self::StartComponents(names) => components(names, &|name| Patch {
+                remove: vec![format!("/components/{name}/stopped")],
+                ..Patch::default()
+            }),
+            Self::Stop => Ok(Edit { lifecycle: Some(Lifecycle::Stopped), ..Edit::default() }),
+            Self::Start => Ok(Edit { lifecycle: Some(Lifecycle::Running), ..Edit::default() }),
+            Self::RunJob { action } => {
+                let jobs = || rows.driver.file.spec.actions.iter().filter(|action| action.hook == Hook::Job);
+                if !jobs().any(|job| job.name == *action) {
+                    let known: Vec<&str> = jobs().map(|job| job.name.as_str()).collect();
+                    let known = if known.is_empty() { "no jobs".to_owned() } else { known.join(", ") };
+                    let message = format!("driver {} has no job \"{action}\"; it has {known}", rows.driver.name());
+                    return Err(invalid(object(), "action", message));
+                }
+                let waiting = rows.newest.as_ref().map_or(0, |newest| newest.spec.jobs.len());
+                if waiting >= JOBS_MAX {
+                    let message = format!("{waiting} runs wait already; try again when some have ended");
+                    return Err(invalid(object(), "action", message));
+                }
+                Ok(Edit { run_job: Some(action.clone()), ..Edit::default() })
+            }
+            Self::Retry { task: id } => {
+                let place = format!("task \"{id}\"");
+                let task = named.task.as_ref().filter(|task| task.deployment_id == row.id);
+                let task = task.ok_or_else(|| ChangeError::NotFound { kind: "task", id: id.clone() })?;
+                if row.newest_instance_id.as_ref() != Some(&task.instance_id) {
+                    return Err(invalid(place, "state", "a newer change of the deployment took its place"));
+                }
+                if task.state != TaskState::Failed {
+                    let message = format!("is {}; only a failed task can be tried again", task.state.as_str());
+                    return Err(invalid(place, "state", message));
+                }
+                Ok(Edit { again: true, ..Edit::default() })
+            }
+            Self::Rollback { instance: id } => {
+                let found = named.instance.as_ref().filter(|found| found.deployment_id == row.id);
+                let found = found.ok_or_else(|| ChangeError::NotFound { kind: "instance", id: id.clone() })?;
+                let digest = &found.spec.driver.digest;
+                let driver = catalog.by_digest.get(digest).cloned().ok_or_else(|| {
+                    let message = format!("its driver {digest} cannot be used by this release");
+                    invalid(format!("instance \"{id}\""), "driver", message)
+                })?;
+                if found.document.is_none() || found.sources.is_none() {
+                    let message = "is the end of a deployment, or of a release that did not keep what it was made from";
+                    return Err(invalid(format!("instance \"{id}\""), "content", message));
+                }
+                Ok(Edit { restore: Some((Box::new(found.clone()), driver)), ..Edit::default() })
+            }
+            Self::Delete => Ok(Edit { delete: true, ..Edit::default() }),
+        }
+    }
+
+    /// The instance that it names, if any.
+    pub(super) fn instance(&self) -> Option<&str> {
+        match self {
+            Self::Rollback { instance } => Some(instance),
+            _ => None,
+        }
+    }
+
+    /// The task that it names, if any.
+    pub(super) fn task(&self) -> Option<&str> {
+        match self {
+            Self::Retry { task } => Some(task),
+            _ => None,
+        }
+    }
+}
+
+/// A change that somebody thinks of.
+#[derive(Debug, Clone)]
+pub enum Wish {
+    /// A new deployment.
+    Create(CreateDeployment),
+    /// A change of one.
+    Change {
+        /// The deployment.
+        deployment: String,
+        /// What is asked of it.
+        request: Request,
+    },
+}
+
+/// What a new deployment is made from.
+#[derive(Debug, Clone)]
+pub struct CreateDeployment {
+    /// Its environment.
+    pub environment: String,
+    /// Unique name in it.
+    pub name: String,
+    /// Name of the driver.
+    pub driver: String,
+    /// Driver version to insist on.
+    pub driver_version: Option<String>,
+    /// Version of the application.
+    pub application_version: Option<String>,
+    /// Configuration.
+    pub config: Object,
+    /// Parameters, the secret ones included.
+    pub parameters: Object,
+}
+
+impl CreateDeployment {
+    /// What it changes of an empty row.
+    pub(super) fn edit(&self) -> Edit {
+        Edit {
+            config: Patch { set: self.config.clone(), remove: Vec::new() },
+            parameters: self.parameters.clone(),
+            ..Edit::default()
+        }
+    }
+}
+
+/// The driver of the rows, or another one that the edit brings.
+pub(super) fn driver_of(rows: &Rows, edit: &Edit) -> Arc<styrmin_renderer::driver::Driver> {
+    let other = edit.driver.as_ref().map(|(driver, ..)| driver);
+    let other = other.or(edit.restore.as_ref().map(|(_, driver)| driver));
+    Arc::clone(other.unwrap_or(&rows.driver))
+}
