@@ -2,6 +2,7 @@
 //! Whole objects of ten thousand deployments would fill the memory. Pure.
 
 use crate::packed::{Packed, Packer};
+use crate::rows;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject, Secret as SecretObject};
@@ -275,7 +276,5 @@ impl Pod {
 /// A pod is ready, and not on its way out.
 #[must_use]
 pub fn is_ready(pod: &PodObject) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    pod.metadata.deletion_timestamp.is_none()
-        && conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    pod.metadata.deletion_timestamp.is_none() && rows::says_ready(pod)
 }

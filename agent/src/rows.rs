@@ -23,8 +23,7 @@ pub fn pod(pod: &Pod) -> Value {
         .flatten()
         .chain(status.container_statuses.into_iter().flatten())
         .collect();
-    let ready =
-        status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let ready = says_ready(pod);
     let phase =
         if pod.metadata.deletion_timestamp.is_some() { "Terminating".into() } else { status.phase.unwrap_or_default() };
     json!({
@@ -39,6 +38,13 @@ pub fn pod(pod: &Pod) -> Value {
         "node": pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         "containers": containers.iter().map(container).collect::<Vec<_>>(),
     })
+}
+
+/// Whether a pod's condition says that it is ready.
+#[must_use]
+pub fn says_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn container(container: &ContainerStatus) -> Value {

@@ -214,13 +214,6 @@ impl<T: Clone + PartialEq> Store<T> {
     pub fn keys(&self) -> Vec<Key> {
         self.read().objects.keys().cloned().collect()
     }
-
-    /// Goes through all of them in order, without a copy. Nothing can be written meanwhile.
-    pub fn each(&self, mut seen: impl FnMut(&Key, &T)) {
-        for (key, kept) in &self.read().objects {
-            seen(key, kept);
-        }
-    }
 }
 
 #[cfg(test)]

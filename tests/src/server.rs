@@ -232,6 +232,9 @@ pub trait Api {
     async fn create(&self, input: Value) -> Result<(String, String), ClientError>;
     /// Sets an environment variable of a deployment; gives the task's id when there is one.
     async fn set_variable(&self, deployment: &str, name: &str, value: &str) -> Result<Option<String>, ClientError>;
+    /// Asks for a change by a mutation on `$id`, such as `startDeployment(id: $id)`; gives the task's id when
+    /// there is one.
+    async fn ask(&self, id: &str, mutation: &str) -> Result<Option<String>, ClientError>;
     /// Removes a deployment; gives the task's id.
     async fn delete(&self, deployment: &str) -> Result<Option<String>, ClientError>;
 }
@@ -279,9 +282,13 @@ impl Api for Client {
     }
 
     async fn delete(&self, deployment: &str) -> Result<Option<String>, ClientError> {
-        let query = format!("mutation($id: ID!) {{ deleteDeployment(id: $id) {PAYLOAD} }}");
-        let data = self.execute(&query, json!({ "id": deployment })).await?;
-        Ok(data["deleteDeployment"]["task"]["id"].as_str().map(str::to_owned))
+        self.ask(deployment, "deleteDeployment(id: $id)").await
+    }
+
+    async fn ask(&self, id: &str, mutation: &str) -> Result<Option<String>, ClientError> {
+        let query = format!("mutation($id: ID!) {{ changed: {mutation} {PAYLOAD} }}");
+        let data = self.execute(&query, json!({ "id": id })).await?;
+        Ok(data["changed"]["task"]["id"].as_str().map(str::to_owned))
     }
 }
 

@@ -25,9 +25,7 @@ fn input(world: &World, driver: &str) -> Value {
 
 /// Asks for a change of a deployment by a mutation on `$id`; gives the task's id.
 async fn ask(world: &World, id: &str, mutation: &str) -> String {
-    let query = format!("mutation($id: ID!) {{ changed: {mutation} {{ task {{ id }} }} }}");
-    let data = world.client().ok(&query, json!({ "id": id })).await;
-    data["changed"]["task"]["id"].as_str().unwrap_or_else(|| panic!("{mutation}: no task: {data}")).to_owned()
+    world.client().ask(id, mutation).await.unwrap().unwrap_or_else(|| panic!("{mutation}: no task"))
 }
 
 async fn upgrade(world: &World, id: &str, version: &str) -> String {

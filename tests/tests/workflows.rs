@@ -33,16 +33,6 @@ async fn place() -> Place {
     Place { server, client, cluster, environment }
 }
 
-async fn ask(client: &Client, id: &str, mutation: &str) -> Option<String> {
-    let query = format!("mutation($id: ID!) {{ changed: {mutation} {{ task {{ id }} }} }}");
-    client.ok(&query, json!({ "id": id })).await["changed"]["task"]["id"].as_str().map(str::to_owned)
-}
-
-async fn refused(client: &Client, id: &str, mutation: &str) -> String {
-    let query = format!("mutation($id: ID!) {{ changed: {mutation} {{ task {{ id }} }} }}");
-    client.execute(&query, json!({ "id": id })).await.unwrap_err().to_string()
-}
-
 /// The newest instance: id, sequence, spec.
 async fn newest(client: &Client, id: &str) -> Value {
     let query = "query($id: ID!) { deployment(id: $id) { newestInstance { id sequence document } } }";
@@ -155,15 +145,15 @@ async fn components_and_jobs_are_asked_for_by_name_and_once() {
         .await;
     let (id, _) = made.unwrap();
     let replicas = async || newest(&client, &id).await["spec"]["context"]["components"]["web"]["replicas"].clone();
-    ask(&client, &id, "scaleDeployment(id: $id, component: \"web\", replicas: 3)").await.unwrap();
+    client.ask(&id, "scaleDeployment(id: $id, component: \"web\", replicas: 3)").await.unwrap().unwrap();
     assert_eq!(replicas().await, 3);
-    ask(&client, &id, "stopComponents(id: $id, components: [\"web\"])").await.unwrap();
+    client.ask(&id, "stopComponents(id: $id, components: [\"web\"])").await.unwrap().unwrap();
     assert_eq!(replicas().await, 0);
-    assert_eq!(ask(&client, &id, "stopComponents(id: $id, components: [\"web\"])").await, None, "it is stopped");
-    ask(&client, &id, "startComponents(id: $id, components: [\"web\"])").await.unwrap();
+    assert_eq!(client.ask(&id, "stopComponents(id: $id, components: [\"web\"])").await.unwrap(), None, "it is stopped");
+    client.ask(&id, "startComponents(id: $id, components: [\"web\"])").await.unwrap().unwrap();
     assert_eq!(replicas().await, 3, "what it had is not forgotten");
-    ask(&client, &id, "stopComponents(id: $id, components: [\"web\"])").await.unwrap();
-    ask(&client, &id, "scaleDeployment(id: $id, component: \"web\", replicas: 2)").await.unwrap();
+    client.ask(&id, "stopComponents(id: $id, components: [\"web\"])").await.unwrap().unwrap();
+    client.ask(&id, "scaleDeployment(id: $id, component: \"web\", replicas: 2)").await.unwrap().unwrap();
     assert_eq!(replicas().await, 2, "who scales it wants its pods");
     for (mutation, said) in [
         ("stopComponents(id: $id, components: [\"nope\"])", "there is no component \"nope\"; it has web"),
@@ -172,13 +162,13 @@ async fn components_and_jobs_are_asked_for_by_name_and_once() {
         ("runJob(id: $id, action: \"nope\")", "driver jobs has no job \"nope\"; it has dump, check"),
         ("rollbackDeployment(id: $id, toInstance: \"nope\")", "instance \"nope\""),
     ] {
-        let error = refused(&client, &id, mutation).await;
+        let error = client.ask(&id, mutation).await.unwrap_err().to_string();
         assert!(error.contains(said), "{mutation}: {error}");
     }
 
     let jobs = async || newest(&client, &id).await["spec"]["jobs"].as_array().cloned().unwrap_or_default();
-    let first = ask(&client, &id, "runJob(id: $id, action: \"dump\")").await.unwrap();
-    let second = ask(&client, &id, "runJob(id: $id, action: \"dump\")").await.unwrap();
+    let first = client.ask(&id, "runJob(id: $id, action: \"dump\")").await.unwrap().unwrap();
+    let second = client.ask(&id, "runJob(id: $id, action: \"dump\")").await.unwrap().unwrap();
     assert_ne!(first, second, "each request is a run of its own");
     let runs = jobs().await;
     assert_eq!(runs.len(), 2, "nothing has run yet: both are asked for");
@@ -219,7 +209,7 @@ async fn going_back_brings_everything_back_also_without_the_drivers_folder() {
 
     std::fs::remove_dir_all(server.folder.path().join("drivers/postgresql")).unwrap();
     let back = format!("rollbackDeployment(id: $id, toInstance: \"{}\")", first["id"].as_str().unwrap());
-    ask(&client, &id, &back).await.unwrap();
+    client.ask(&id, &back).await.unwrap().unwrap();
     server.drained(LIMIT).await;
     let now = newest(&client, &id).await;
     assert_eq!(now["sequence"], 3, "a new instance");
@@ -240,7 +230,7 @@ async fn going_back_brings_everything_back_also_without_the_drivers_folder() {
         found.map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(fingerprints(&after.1), fingerprints(&before.1), "the first password");
-    assert_eq!(ask(&client, &id, &back).await, None, "it is what is on its way");
+    assert_eq!(client.ask(&id, &back).await.unwrap(), None, "it is what is on its way");
 
     // The next change starts from there.
     client.set_variable(&id, "C", "third").await.unwrap().unwrap();

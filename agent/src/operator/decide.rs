@@ -511,15 +511,11 @@ fn rollout(
     if status::collisions(&mut status, observed.collisions, generation, now) {
         notes.push(warning("AliasCollision", observed.collisions.join("; ")));
     }
-    // An older object that a watch still shows says nothing about what was asked for now.
-    let same = |name: &String| name.starts_with("HelmRelease ");
-    let current = observed.differing.iter().all(|object| object["kind"] != wanted.release["kind"])
-        && !observed.going.iter().any(same);
-    let judged = observed.release.filter(|_| current).map_or_else(
-        || Verdict::Progressing(Seen::default()),
-        |found| release::judge(found, observed.failure, settings.release.retries),
-    );
-    let verdict = if observed.internal_ready && current { Verdict::Ready } else { judged };
+    let verdict = match judged(observed, settings) {
+        Some(_) if observed.internal_ready => Verdict::Ready,
+        Some(verdict) => verdict,
+        None => Verdict::Progressing(Seen::default()),
+    };
     let mut decision = if done {
         settled(observed, status, verdict, now)
     } else {
@@ -535,6 +531,15 @@ fn rollout(
     decision.after.splice(0..0, after);
     decision.notes.extend(notes);
     decision
+}
+
+/// What Flux says of the release; `None` while it is not the one that is wanted: an older object that a watch
+/// still shows says nothing about what was asked for now.
+pub(super) fn judged(observed: &Observed<'_>, settings: &Settings) -> Option<Verdict> {
+    let other = observed.differing.iter().any(|object| object["kind"] == "HelmRelease")
+        || observed.going.iter().any(|name| name.starts_with("HelmRelease "));
+    let judge = |found| release::judge(found, observed.failure, settings.release.retries);
+    (!other).then(|| observed.release.map_or_else(|| Verdict::Progressing(Seen::default()), judge))
 }
 
 /// Counts what is put back of a deployment that was ready, once for each set of objects.

@@ -143,8 +143,8 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         client,
         executions: execute::Executions::default(),
         drivers: drivers::Drivers::default(),
-        // A process that was stopped for so long that another one leads finds nothing here: the lease is renewed
-        // five times within its duration.
+        // Shorter than the lease lasts. A pass that rests on what another agent has changed meanwhile cannot write
+        // the status, which carries the version of the object that was observed.
         applied: recent::Recent::new(Duration::from_secs(settings.lease_duration.into()).mul_f64(0.7)),
         credentials: recent::Recent::new(settings.timer()),
         queue: Arc::clone(&queue),

@@ -1,7 +1,7 @@
 //! What was read a moment ago, so that the passes of one rollout do not ask for it again and again.
 //!
-//! Only for what nobody but this agent writes, or what may be seen a little late. Entries expire, so the map
-//! holds no more than what is worked on.
+//! Only for what nobody but this agent writes, or what may be seen a little late. Entries expire; those
+//! that have are removed when others come.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -68,11 +68,12 @@ pub(super) struct Computed {
     pub(super) is_nothing: bool,
 }
 
-pub(super) fn run(computation: Computation) -> Result<Computed> {
+pub(super) fn run(computation: &Computation) -> Result<Computed> {
     let Computation { rows, edit, author, key, now, timestamp } = computation;
+    let (now, timestamp) = (*now, *timestamp);
     let mut deployment = rows.deployment.clone();
     let object = format!("deployment \"{}\"", deployment.name);
-    let driver = driver_of(&rows, &edit);
+    let driver = driver_of(rows, edit);
     deployment.driver_digest.clone_from(&driver.digest);
     if let Some((_, version, pin)) = &edit.driver {
         deployment.driver_pin.clone_from(pin);
@@ -110,7 +111,7 @@ pub(super) fn run(computation: Computation) -> Result<Computed> {
         }
     }
     deployment.parameters.extend(plain);
-    let mut set_secrets = seal(&object, &deployment.id, &driver, &secret, &secrets, &key)?;
+    let mut set_secrets = seal(&object, &deployment.id, &driver, &secret, &secrets, key)?;
     secrets.extend(set_secrets.iter().map(|row| (row.name.clone(), row.clone())));
     set_secrets.extend(restored);
 
@@ -138,17 +139,16 @@ pub(super) fn run(computation: Computation) -> Result<Computed> {
             origins: newest.origins.clone(),
             secrets_file: None,
             secrets_stamp: None,
-            sources: Sources::default(),
             workflow: Workflow::Delete,
         })
     } else {
-        draft(&rows, &change.deployment, &driver, &secrets, &edit, &key, timestamp)?
+        draft(rows, &change.deployment, &driver, &secrets, edit, key, timestamp)?
     };
-    if let Some(mut draft) = draft {
-        draft.sources = sources(&change.deployment, &secrets);
+    if let Some(draft) = draft {
+        let sources = sources(&change.deployment, &secrets);
         let ids = (uuid::Uuid::now_v7().to_string(), uuid::Uuid::now_v7().to_string());
-        let (instance, task) = complete(draft, &rows, &mut change.deployment, &driver, &author, now, ids)?;
-        change.instance = Some((instance, task));
+        let (instance, task) = complete(draft, rows, &mut change.deployment, &driver, author, now, ids)?;
+        change.instance = Some((Instance { sources: Some(sources), ..instance }, task));
     }
     let is_nothing = change.instance.is_none()
         && change.deployment == rows.deployment
@@ -163,7 +163,6 @@ struct Draft {
     origins: BTreeMap<String, Level>,
     secrets_file: Option<String>,
     secrets_stamp: Option<String>,
-    sources: Sources,
     workflow: Workflow,
 }
 
@@ -317,14 +316,7 @@ fn draft(
             _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, &recipients, key, timestamp)?,
         }),
     };
-    Ok(Some(Draft {
-        spec,
-        origins: resolution.origins,
-        secrets_file,
-        secrets_stamp: stamp,
-        sources: Sources::default(),
-        workflow,
-    }))
+    Ok(Some(Draft { spec, origins: resolution.origins, secrets_file, secrets_stamp: stamp, workflow }))
 }
 
 fn new_run(action: &str) -> JobRun {
@@ -420,7 +412,7 @@ fn complete(
         document,
         secrets_file: draft.secrets_file,
         secrets_stamp: draft.secrets_stamp,
-        sources: Some(draft.sources),
+        sources: None,
         state: InstanceState::Pending,
         revision: None,
         task_id,

@@ -380,7 +380,7 @@ impl Changes {
             }
         };
         let computation = self.computation(rows, edit, author);
-        on_a_thread(move || preview::preview(computation)).await
+        on_a_thread(move || preview::preview(&computation)).await
     }
 
     /// Does what somebody asks of a deployment. Asking again for what is, or is on its way, is nothing.
@@ -447,7 +447,7 @@ impl Changes {
     /// Computes on a thread for such work, stores, wakes the writer.
     async fn store_change(&self, rows: Rows, edit: Edit, author: &Person) -> Result<Changed> {
         let computation = self.computation(rows, edit, author);
-        let change = on_a_thread(move || compute::run(computation)).await?;
+        let change = on_a_thread(move || compute::run(&computation)).await?;
         let deployment =
             if change.is_nothing { change.change.deployment } else { self.store.change(&change.change).await? };
         let task = change.change.instance.map(|(_, task)| task);

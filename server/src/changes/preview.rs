@@ -47,10 +47,9 @@ pub struct ObjectChange {
     pub content: (String, String),
 }
 
-pub(super) fn preview(computation: Computation) -> Result<Preview> {
-    let rows = computation.rows.clone();
-    let edit = computation.edit.clone();
-    let driver = super::request::driver_of(&rows, &edit);
+pub(super) fn preview(computation: &Computation) -> Result<Preview> {
+    let Computation { rows, edit, .. } = computation;
+    let driver = super::request::driver_of(rows, edit);
     let Computed { change, .. } = compute::run(computation)?;
     let mut preview = Preview::default();
     let environment: EnvironmentId = super::parse_id("environment", &rows.environment.id)?;
@@ -82,7 +81,7 @@ pub(super) fn preview(computation: Computation) -> Result<Preview> {
     let old = before.map(|before| rendered(before, &rows.driver, &environment)).transpose()?.unwrap_or_default();
     let new = after.map(|after| rendered(after, &driver, &environment)).transpose()?.unwrap_or_default();
     preview.objects = compare(&old, &new)?;
-    preview.warnings.extend(warnings(&rows, &edit, instance, &driver));
+    preview.warnings.extend(warnings(rows, edit, instance, &driver));
     Ok(preview)
 }
 

@@ -4,7 +4,7 @@ use super::compute::{Edit, Rows};
 use super::{ChangeError, Result, invalid};
 use crate::drivers::{Catalog, SelectError};
 use crate::store::{Instance, Lifecycle, Task, TaskState};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use styrmin_renderer::config::{Object, Patch};
 use styrmin_renderer::driver::format::Hook;
@@ -88,32 +88,26 @@ impl Request {
     pub(super) fn edit(&self, rows: &Rows, named: &Named, catalog: &Catalog) -> Result<Edit> {
         let row = &rows.deployment;
         let object = || format!("deployment \"{}\"", row.name);
-        let components = |names: &[String], patch: &dyn Fn(&str) -> Patch| {
+        // The same settings for each of some components; `starts` takes back that they are stopped.
+        let components = |names: &[String], settings: Option<Value>, starts: bool| {
             if names.is_empty() {
                 return Err(invalid(object(), "components", "none is named; name one or more"));
             }
             let known = &rows.driver.file.spec.components;
-            let mut whole = Patch::default();
-            for name in names {
-                if !known.contains_key(name) {
-                    let known: Vec<&str> = known.keys().map(String::as_str).collect();
-                    let message = format!("there is no component \"{name}\"; it has {}", known.join(", "));
-                    return Err(invalid(object(), "components", message));
-                }
-                let Patch { set, remove } = patch(name);
-                whole.remove.extend(remove);
-                for (key, value) in set {
-                    let place = whole.set.entry(key).or_insert_with(|| json!({}));
-                    if let (Some(place), Some(value)) = (place.as_object_mut(), value.as_object()) {
-                        place.extend(value.clone());
-                    }
-                }
+            if let Some(name) = names.iter().find(|name| !known.contains_key(*name)) {
+                let known: Vec<&str> = known.keys().map(String::as_str).collect();
+                let message = format!("there is no component \"{name}\"; it has {}", known.join(", "));
+                return Err(invalid(object(), "components", message));
             }
-            Ok(Edit { config: whole, ..Edit::default() })
-        };
-        let set = |name: &str, value: serde_json::Value| Patch {
-            set: [("components".to_owned(), json!({ name: value }))].into_iter().collect(),
-            remove: Vec::new(),
+            let mut config = Patch::default();
+            if let Some(settings) = settings {
+                let each: Object = names.iter().map(|name| (name.clone(), settings.clone())).collect();
+                config.set.insert("components".to_owned(), each.into());
+            }
+            if starts {
+                config.remove = names.iter().map(|name| format!("/components/{name}/stopped")).collect();
+            }
+            Ok(Edit { config, ..Edit::default() })
         };
         let select = |version: Option<&String>, pin: Option<&String>| {
             let wanted = version.unwrap_or(&row.application_version);
@@ -140,16 +134,12 @@ impl Request {
                 let driver = select(application_version.as_ref(), driver_version.as_ref())?;
                 Ok(Edit { driver: Some(driver), ..Edit::default() })
             }
-            Self::Scale { component, replicas } => components(std::slice::from_ref(component), &|name| {
-                let scaled = set(name, json!({ "replicas": replicas }));
-                // Who scales something wants its pods.
-                Patch { remove: vec![format!("/components/{name}/stopped")], ..scaled }
-            }),
-            Self::StopComponents(names) => components(names, &|name| set(name, json!({ "stopped": true }))),
-            Self::StartComponents(names) => components(names, &|name| Patch {
-                remove: vec![format!("/components/{name}/stopped")],
-                ..Patch::default()
-            }),
+            // Who scales something wants its pods.
+            Self::Scale { component, replicas } => {
+                components(std::slice::from_ref(component), Some(json!({ "replicas": replicas })), true)
+            }
+            Self::StopComponents(names) => components(names, Some(json!({ "stopped": true })), false),
+            Self::StartComponents(names) => components(names, None, true),
             Self::Stop => Ok(Edit { lifecycle: Some(Lifecycle::Stopped), ..Edit::default() }),
             Self::Start => Ok(Edit { lifecycle: Some(Lifecycle::Running), ..Edit::default() }),
             Self::RunJob { action } => {

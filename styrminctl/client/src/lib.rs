@@ -231,20 +231,16 @@ impl Client {
         limit: Duration,
         mut seen: impl FnMut(&TaskProgress),
     ) -> Result<Waited, ClientError> {
-        let end = tokio::time::Instant::now() + limit;
-        loop {
-            let task = self.task(id).await?;
-            seen(&task);
-            if let Some(outcome) = task.outcome(id) {
-                let failure_reason = outcome.err();
-                return Ok(Waited { succeeded: failure_reason.is_none(), failure_reason, timed_out: false, task });
-            }
-            if tokio::time::Instant::now() + interval > end {
-                let failure_reason = Some("wait timeout".to_owned());
-                return Ok(Waited { succeeded: false, failure_reason, timed_out: true, task });
-            }
-            tokio::time::sleep(interval).await;
-        }
+        let done = |task: &TaskProgress| {
+            seen(task);
+            task.outcome(id).is_some()
+        };
+        let task = self.wait_for_task(id, done, interval, limit).await?;
+        let (timed_out, failure_reason) = match task.outcome(id) {
+            Some(outcome) => (false, outcome.err()),
+            None => (true, Some("wait timeout".to_owned())),
+        };
+        Ok(Waited { succeeded: failure_reason.is_none(), failure_reason, timed_out, task })
     }
 
     /// Waits until `done` holds of a task, looking every `interval`; the last look is given back
@@ -255,7 +251,7 @@ impl Client {
     pub async fn wait_for_task(
         &self,
         id: &str,
-        done: impl Fn(&TaskProgress) -> bool,
+        mut done: impl FnMut(&TaskProgress) -> bool,
         interval: Duration,
         limit: Duration,
     ) -> Result<TaskProgress, ClientError> {

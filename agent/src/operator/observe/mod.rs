@@ -5,10 +5,10 @@
 mod actions;
 mod network;
 
-use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, phase};
+use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, judged, phase};
 use super::drivers::Found;
 use super::hook::HookSeen;
-use super::release::{self, FailureEvent};
+use super::release::{FailureEvent, Verdict};
 use super::steps::{self, Base};
 use super::{Context, OperatorError, Result, teardown};
 use crate::watch::{self, Watch};
@@ -207,7 +207,8 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         gathered.waiting = Some(("SecretsMissing", missing));
         return Ok(gathered);
     }
-    if driver.chart_folder().is_some() && flux::repository(watch).is_none() {
+    let repository = flux::repository(watch);
+    if driver.chart_folder().is_some() && repository.is_none() {
         let message = "Waiting for GitRepository and Kustomization flux-system/styrmin: they name the chart's source";
         gathered.waiting = Some(("SourceMissing", message.to_owned()));
         return Ok(gathered);
@@ -234,9 +235,10 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         gathered.network = Some(network::look(context, object, &driver).await?);
     }
     gathered.in_the_way = in_the_way(&gathered, watch, spec);
-    let place = Place { context, object, status, environment: &environment, driver: &driver };
+    let repository = repository.as_ref();
+    let place = Place { context, object, status, environment: &environment, driver: &driver, repository };
     gathered.arrange(&place).await?;
-    if acted && gathered.network.is_none() && steps::comes_to_services(status) && gathered.release_is_ready(context) {
+    if acted && gathered.network.is_none() && steps::comes_to_services(status) && gathered.release_is_ready(&place) {
         // Its end and what follows from it are one pass.
         gathered.network = Some(network::look(context, object, &driver).await?);
         gathered.arrange(&place).await?;
@@ -251,23 +253,25 @@ struct Place<'a> {
     status: &'a StyrminDeploymentStatus,
     environment: &'a EnvironmentId,
     driver: &'a Driver,
+    /// The cluster's.
+    repository: Option<&'a objects::Repository>,
 }
 
 impl Gathered {
     /// What should be there, and how that differs from what is.
     async fn arrange(&mut self, place: &Place<'_>) -> Result<()> {
-        let &Place { context, object, status, environment, driver } = place;
+        let &Place { context, object, status, environment, driver, .. } = place;
         let (namespace, spec) = (object.namespace().unwrap_or_default(), &object.spec);
         let (seen, way) = (self.network.as_ref(), self.in_the_way.as_ref());
         let network = network::wanted(context, object, status, environment, driver, seen, way);
         self.unwanted = network.unwanted;
         self.collisions = network.collisions;
         let both = (network.policies, network.services);
-        self.wanted = wanted(spec, status, environment, driver, both, self, context);
+        self.wanted = wanted(place, both, self);
         if let Ok(wanted) = &self.wanted {
             let seen = compare(&context.watch, wanted, self.release.as_ref());
             self.stale = stale(&context.watch, &namespace, spec, status, wanted);
-            let copies = credentials(context, &namespace, wanted).await?;
+            let copies = credentials(place, &namespace, wanted).await?;
             self.differing = copies.into_iter().chain(seen.differing).collect();
             (self.additions, self.going) = (seen.additions, seen.going);
         }
@@ -275,13 +279,9 @@ impl Gathered {
     }
 
     /// Flux has done what is wanted of it now.
-    fn release_is_ready(&self, context: &Context) -> bool {
-        let is_release = |object: &Value| object["kind"] == "HelmRelease";
-        let current = self.wanted.as_ref().is_ok_and(|wanted| !wanted.held)
-            && !self.differing.iter().any(is_release)
-            && !self.going.iter().any(|name| name.starts_with("HelmRelease "));
-        let judge = |found| release::judge(found, self.failure.as_ref(), context.settings.release.retries);
-        current && self.release.as_ref().map(judge) == Some(release::Verdict::Ready)
+    fn release_is_ready(&self, place: &Place<'_>) -> bool {
+        self.wanted.as_ref().is_ok_and(|wanted| !wanted.held)
+            && judged(&self.view(place.object), &place.context.settings) == Some(Verdict::Ready)
     }
 }
 
@@ -496,16 +496,14 @@ async fn secrets(
 
 /// Everything that should be there.
 fn wanted(
-    spec: &StyrminDeploymentSpec,
-    status: &StyrminDeploymentStatus,
-    environment: &EnvironmentId,
-    driver: &Driver,
+    place: &Place<'_>,
     (policies, services): (Vec<Value>, Vec<Value>),
     gathered: &Gathered,
-    context: &Context,
 ) -> std::result::Result<Wanted, String> {
+    let &Place { context, object, status, environment, driver, .. } = place;
+    let spec = &object.spec;
     // Only charts that lie in the repository need it, and those were waited for.
-    let repository = flux::repository(&context.watch).unwrap_or(objects::Repository {
+    let repository = place.repository.cloned().unwrap_or(objects::Repository {
         url: String::new(),
         branch: String::new(),
         prefix: String::new(),
@@ -648,11 +646,12 @@ pub(super) fn covers(found: &Value, wanted: &Value) -> bool {
 
 /// The credentials of a chart source that come with the cluster's repository, as a copy in the
 /// environment: no reference crosses a namespace.
-async fn credentials(context: &Context, namespace: &str, wanted: &Wanted) -> Result<Vec<Value>> {
+async fn credentials(place: &Place<'_>, namespace: &str, wanted: &Wanted) -> Result<Vec<Value>> {
+    let context = place.context;
     let uses = |object: &&Value| object["kind"] == "GitRepository" && object["metadata"]["name"] == CHART_SOURCE;
     let Some(source) = wanted.prerequisites.iter().find(uses) else { return Ok(Vec::new()) };
     let Some(copy) = source.pointer("/spec/secretRef/name").and_then(Value::as_str) else { return Ok(Vec::new()) };
-    let Some(secret) = flux::repository(&context.watch).and_then(|repository| repository.secret) else {
+    let Some(secret) = place.repository.and_then(|repository| repository.secret.as_ref()) else {
         return Ok(Vec::new());
     };
     let read = async |namespace: &str, name: &str| {
@@ -663,7 +662,7 @@ async fn credentials(context: &Context, namespace: &str, wanted: &Wanted) -> Res
         return Ok(Vec::new());
     }
     let at = Instant::now();
-    let Some(original) = read(layout::FLUX_NAMESPACE, &secret).await? else { return Ok(Vec::new()) };
+    let Some(original) = read(layout::FLUX_NAMESPACE, secret).await? else { return Ok(Vec::new()) };
     let there = read(namespace, copy).await?;
     if there.is_some_and(|there| there.data == original.data) {
         context.credentials.put(namespace.to_owned(), at, ());
