@@ -114,6 +114,8 @@ pub fn deployment(object: &StyrminDeployment) -> Value {
         "driftCorrections": status.drift_corrections,
         "conditions": conditions,
         "steps": steps,
+        "finishedJobs": status.finished_jobs,
+        "failedJobs": status.failed_jobs,
     })
 }
 

@@ -3,7 +3,6 @@
 //! The server makes it for the preview and for the task's predicted steps, the operator for what
 //! it does; both with this function, from what was last applied.
 
-use crate::driver::DriverSpec;
 use crate::driver::format::{Action, Hook, Mode};
 use crate::spec::{Lifecycle, StyrminDeploymentSpec};
 
@@ -107,9 +106,9 @@ pub struct Plan {
 }
 
 /// Plans the way from what was last applied (`None`: nothing) to `to` (`None`: the end).
-/// `driver` is the driver of `to`, or of `from` when it is the end.
+/// `actions` are those of the driver of `to`, or of `from` when it is the end.
 #[must_use]
-pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentSpec>, driver: &DriverSpec) -> Plan {
+pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentSpec>, actions: &[Action]) -> Plan {
     let to = to.filter(|spec| spec.lifecycle != Lifecycle::Deleting);
     let workflow = match (from, to) {
         (_, None) => Workflow::Delete,
@@ -127,7 +126,7 @@ pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentS
     if workflow == Workflow::Delete {
         let mut steps = Vec::new();
         for mode in [Mode::Pre, Mode::Core, Mode::Post] {
-            steps.extend(hooks(driver, Hook::BeforeDelete, mode));
+            steps.extend(hooks(actions, Hook::BeforeDelete, mode));
         }
         steps.push(step(TEARDOWN, StepKind::Teardown));
         return Plan { workflow, steps };
@@ -138,8 +137,8 @@ pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentS
         _ => None,
     };
     let at = |mode: Mode| -> Vec<PlanStep> {
-        let mut steps: Vec<PlanStep> = hook.into_iter().flat_map(|hook| hooks(driver, hook, mode)).collect();
-        steps.extend(jobs(from, to, driver, mode));
+        let mut steps: Vec<PlanStep> = hook.into_iter().flat_map(|hook| hooks(actions, hook, mode)).collect();
+        steps.extend(jobs(from, to, actions, mode));
         steps
     };
     let mut steps = vec![step(PREREQUISITES, StepKind::Prerequisites)];
@@ -152,9 +151,8 @@ pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentS
     Plan { workflow, steps }
 }
 
-fn hooks(driver: &DriverSpec, hook: Hook, mode: Mode) -> Vec<PlanStep> {
-    driver
-        .actions
+fn hooks(actions: &[Action], hook: Hook, mode: Mode) -> Vec<PlanStep> {
+    actions
         .iter()
         .filter(|action| action.hook == hook && action.mode == mode)
         .flat_map(|action| action_steps(action, None))
@@ -165,7 +163,7 @@ fn hooks(driver: &DriverSpec, hook: Hook, mode: Mode) -> Vec<PlanStep> {
 fn jobs(
     from: Option<&StyrminDeploymentSpec>,
     to: Option<&StyrminDeploymentSpec>,
-    driver: &DriverSpec,
+    actions: &[Action],
     mode: Mode,
 ) -> Vec<PlanStep> {
     let done = from.map(|spec| spec.jobs.as_slice()).unwrap_or_default();
@@ -173,8 +171,7 @@ fn jobs(
         .flat_map(|spec| &spec.jobs)
         .filter(|run| !done.iter().any(|finished| finished.id == run.id))
         .flat_map(|run| {
-            driver
-                .actions
+            actions
                 .iter()
                 .filter(|action| action.hook == Hook::Job && action.mode == mode && action.name == run.action)
                 .flat_map(|action| action_steps(action, Some(run.id.clone())))

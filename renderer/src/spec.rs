@@ -125,6 +125,9 @@ pub struct StyrminDeploymentStatus {
     /// Requested runs of jobs that have ended, well or not: none is run twice.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub finished_jobs: Vec<String>,
+    /// Those of `finished_jobs` that did not end well.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed_jobs: Vec<String>,
     /// What was said once and stays said, because Flux removes annotations that are not in Git.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latched: Option<Latched>,

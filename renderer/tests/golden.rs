@@ -418,7 +418,7 @@ fn steps(
     to: Option<&StyrminDeploymentSpec>,
     driver: &Driver,
 ) -> (Workflow, Vec<String>) {
-    let plan = plan::plan(from, to, &driver.file.spec);
+    let plan = plan::plan(from, to, &driver.file.spec.actions);
     (plan.workflow, plan.steps.into_iter().map(|step| step.name).collect())
 }
 

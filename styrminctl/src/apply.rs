@@ -25,7 +25,7 @@ struct File {
 /// The change that makes a deployment what the file says.
 pub(crate) async fn asked(client: &Client, text: &str) -> anyhow::Result<Asked> {
     let file: File = yaml::from_str(text)?;
-    let fields = "id name driver lifecycle config parameters environment { id }";
+    let fields = "id name driver lifecycle config parameters environment { id } newestInstance { id }";
     let known = all(client, "deployments", fields).await?;
     let is = |one: &&Value| {
         one["name"] == file.name.as_str()
@@ -53,7 +53,8 @@ pub(crate) async fn asked(client: &Client, text: &str) -> anyhow::Result<Asked> 
         "config": { "set": file.config, "remove": remove }, "parameters": file.parameters, "removeParameters": gone,
         "applicationVersion": file.application_version, "driverVersion": file.driver_version,
     });
-    Ok(update(id, input))
+    // What is removed follows from what was read: from nothing newer.
+    Ok(update(id, input).based_on(&known["newestInstance"]["id"]))
 }
 
 /// JSON pointers of what is set and the file does not set.

@@ -239,7 +239,7 @@ struct ParameterArgs {
 #[derive(Debug, Args)]
 struct WaitArgs {
     /// Waits for the change, and fails when it does.
-    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "finished")]
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "finished")]
     wait: Option<Until>,
     /// Longest wait in seconds.
     #[arg(long, default_value_t = 600)]
@@ -359,6 +359,9 @@ async fn environments(client: &Client, output: Output, command: Environments) ->
     }
 }
 
+/// Argument of every change: the instance that somebody has seen.
+const BASE: &str = "baseInstanceId";
+
 /// A change to be asked for: the mutation, and name, type and value of its arguments.
 struct Asked {
     mutation: &'static str,
@@ -373,6 +376,12 @@ impl Asked {
     /// A mutation that needs nothing but the deployment.
     fn of(mutation: &'static str, id: String) -> Self {
         Self::new(mutation, [("id", "ID!", id.into())])
+    }
+
+    /// Only while this is the deployment's newest instance.
+    fn based_on(mut self, instance: &Value) -> Self {
+        self.arguments.push((BASE, "ID", instance.clone()));
+        self
     }
 
     /// The query that asks for it, with `changed` as its answer.
@@ -393,10 +402,13 @@ impl Asked {
 
     /// The same as input of `previewChange`: one argument stands for itself.
     fn thought(&self) -> Value {
-        let content = match self.arguments.as_slice() {
-            [(_, _, only)] => only.clone(),
-            _ => self.variables(),
-        };
+        let mut content = self.variables();
+        if let Value::Object(arguments) = &mut content {
+            arguments.remove(BASE);
+        }
+        if let [(_, _, only)] = self.arguments.as_slice() {
+            content = only.clone();
+        }
         json!({ self.mutation: content })
     }
 }
@@ -560,11 +572,12 @@ async fn wait_for(client: &Client, output: Output, id: &str, until: Until, timeo
     };
     let (task, failure) = match until {
         Until::Pushed => {
-            let task = client.wait_for_task(id, TaskProgress::pushed, interval, limit).await?;
+            let done = |task: &TaskProgress| task.pushed() || task.ended();
+            let task = client.wait_for_task(id, done, interval, limit).await?;
             let failure = match task.outcome(id) {
-                Some(Err(reason)) => Some(reason),
                 _ if task.pushed() => None,
-                _ => Some("wait timeout".to_owned()),
+                Some(outcome) => outcome.err(),
+                None => Some("wait timeout".to_owned()),
             };
             (task, failure)
         }

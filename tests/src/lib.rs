@@ -4,6 +4,7 @@
 //! that ends: children carry a parent-death signal. What may not enter: anything that the product
 //! needs.
 
+pub mod agent;
 pub mod git;
 pub mod gitea;
 pub mod plane;

@@ -147,11 +147,16 @@ async fn actions_run_in_order_around_the_release_and_each_once() {
 async fn a_failing_action_leaves_the_release_and_the_next_change_works() {
     let folder = tempfile::tempdir().unwrap();
     let flag = folder.path().join("migrated");
+    let (dumps, checked) = (folder.path().join("dumps"), folder.path().join("checked"));
     let actions = format!(
         "  actions:
   - {{name: migrate, hook: upgrade, mode: pre, steps: [{{execute: {{component: web, command: [sh, -c, 'test -e {} || {{ echo no such table >&2; exit 3; }}']}}}}]}}
+  - {{name: dump, hook: job, mode: core, steps: [{{execute: {{component: web, command: [sh, -c, 'echo dump >> {}']}}}}]}}
+  - {{name: check, hook: job, mode: core, steps: [{{execute: {{component: web, command: [test, -e, {}]}}}}]}}
 ",
-        flag.display()
+        flag.display(),
+        dumps.display(),
+        checked.display()
     );
     let failing = "  actions:
   - {name: prepare, hook: setup, mode: pre, steps: [{run_job: {component: web, image: 'example.com/tool:exit-1', command: [work]}}]}
@@ -205,6 +210,16 @@ async fn a_failing_action_leaves_the_release_and_the_next_change_works() {
     let attempts: Vec<Value> = object(&world, &id).await["status"]["steps"].as_array().unwrap().clone();
     let attempt = attempts.iter().find(|step| step["name"] == "Run migrate").unwrap();
     assert_eq!((attempt["attempt"].as_i64(), attempt["state"].as_str()), (Some(3), Some("Succeeded")));
+
+    // Of two requested runs one fails: only that one is tried again.
+    ask(&world, &id, "runJob(id: $id, action: \"dump\")").await;
+    let task = ask(&world, &id, "runJob(id: $id, action: \"check\")").await;
+    ended(&world.until_ended(&task).await, "FAILED");
+    std::fs::write(&checked, "").unwrap();
+    let query = "mutation($task: ID!) { retryTask(task: $task) { task { id } } }";
+    let retried = client.ok(query, json!({ "task": task })).await["retryTask"]["task"]["id"].clone();
+    ended(&world.until_ended(retried.as_str().unwrap()).await, "SUCCEEDED");
+    assert_eq!(lines(&dumps), ["dump"], "what ended well is not run again");
 
     // A Job says with its last lines why.
     let (id, task) = client
@@ -351,6 +366,22 @@ async fn the_network_of_three_deployments_in_two_environments() {
         let egress = ["networking.k8s.io/v1", "NetworkPolicy", &namespace(id), "allow-egress-to-environment"];
         assert!(world.plane.get(&egress).await.is_some());
     }
+
+    // A Service that the chart makes later, under the name of an alias to come, is seen and stays.
+    world.plane.kubectl(&["-n", &namespace(&alone), "create", "service", "clusterip", "shop", "--tcp=80:80"]).await;
+    let (_, task) = client
+        .create(json!({ "environment": other, "name": "shop", "driver": "shop", "applicationVersion": "1.27",
+            "parameters": { "image": "nginx" } }))
+        .await
+        .unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    let key = ["styrmin.io/v1alpha1", "StyrminDeployment", &format!("styrmin-env-{other}"), &namespace(&alone)];
+    let is_told = |found: Option<&Value>| {
+        let mut conditions = found.and_then(|found| found["status"]["conditions"].as_array()).into_iter().flatten();
+        conditions.any(|one| one["message"].as_str().unwrap().contains("the chart has a Service of this name"))
+    };
+    world.plane.until(&key, LIMIT, is_told).await;
+    expect(&alone, vec![]).await;
 
     // What is changed or removed by hand comes back within a timer, and is counted.
     let drifts = async |id: &str| object(&world, id).await["status"]["driftCorrections"].as_i64().unwrap_or_default();

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use std::time::Duration;
 use styrmin_client::{Client, ClientError};
+use styrmin_tests::agent::Agent;
 use styrmin_tests::server::{Api as _, Server};
 use styrmin_tests::{git, http};
 
@@ -13,40 +14,6 @@ const STEPS: [&str; 4] = [
     "Create services and middlewares",
     "Wait for the deployment to be ready",
 ];
-
-/// An agent, as far as the server can tell.
-struct Agent {
-    client: Client,
-    identity: String,
-    epoch: i64,
-    sequence: i64,
-    uid: String,
-}
-
-impl Agent {
-    fn new(server: &Server, token: &str, identity: &str, epoch: i64) -> Self {
-        let client = Client::new(&server.address(), token).unwrap();
-        Self { client, identity: identity.into(), epoch, sequence: 0, uid: "uid-1".into() }
-    }
-
-    async fn report(&mut self, kind: &str, items: Value) -> Result<Value, ClientError> {
-        self.sequence += 1;
-        let (name, argument, input) = match kind {
-            "pods" => ("reportPodStatuses", "pods", "PodStatusInput"),
-            "deployments" => ("reportDeploymentStatuses", "deployments", "DeploymentStatusInput"),
-            _ => ("reportFluxStatuses", "statuses", "FluxStatusInput"),
-        };
-        let query = format!(
-            "mutation($agent: AgentInput!, $items: [{input}!]!) {{ {name}(agent: $agent, {argument}: $items) {{ newestRevision confirmedDeletions {{ deploymentId uid }} }} }}"
-        );
-        let agent = json!({ "identity": self.identity, "epoch": self.epoch, "sequence": self.sequence, "clusterUid": self.uid });
-        Ok(self.client.execute(&query, json!({ "agent": agent, "items": items })).await?[name].clone())
-    }
-
-    async fn deployments(&mut self, items: &[Value]) -> Value {
-        self.report("deployments", json!(items)).await.unwrap()
-    }
-}
 
 fn code(result: Result<Value, ClientError>) -> String {
     match result {

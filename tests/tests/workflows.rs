@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use styrmin_client::Client;
 use styrmin_renderer::yaml;
+use styrmin_tests::agent::Agent;
 use styrmin_tests::git;
 use styrmin_tests::server::{Api as _, Server, program};
 use styrmin_tests::world::driver;
@@ -20,6 +21,7 @@ struct Place {
     client: Client,
     cluster: String,
     environment: String,
+    agent: Agent,
 }
 
 async fn place() -> Place {
@@ -28,9 +30,32 @@ async fn place() -> Place {
     server.up().await;
     let client = server.client();
     let key = age::x25519::Identity::generate().to_public().to_string();
-    let (cluster, _) = client.cluster(json!({ "name": "c", "ageRecipient": key })).await;
+    let (cluster, token) = client.cluster(json!({ "name": "c", "ageRecipient": key })).await;
     let environment = client.environment(&cluster, "e").await;
-    Place { server, client, cluster, environment }
+    let agent = Agent::new(&server, &token, "agent-1", 1);
+    Place { server, client, cluster, environment, agent }
+}
+
+impl Place {
+    async fn jobs(&self, name: &str) -> String {
+        let input = json!({ "environment": self.environment, "name": name, "driver": "jobs",
+            "applicationVersion": "1.27", "parameters": { "image": "nginx" } });
+        self.client.create(input).await.unwrap().0
+    }
+
+    /// The agent says where the newest instance of a deployment is, as far as it is in the repository.
+    async fn tell(&mut self, id: &str, phase: &str, more: Value) {
+        self.server.drained(LIMIT).await;
+        let query = "query($id: ID!) { deployment(id: $id) { newestInstance { id specDigest } } }";
+        let found = self.client.ok(query, json!({ "id": id })).await;
+        let instance = &found["deployment"]["newestInstance"];
+        let mut object = json!({ "deploymentId": id, "uid": "object-1", "name": format!("styrmin-{id}"),
+            "namespace": format!("styrmin-env-{}", self.environment), "instanceId": instance["id"],
+            "specDigest": instance["specDigest"], "phase": phase, "generation": 1, "deleting": false,
+            "displayState": if phase == "Ready" { "Running" } else { phase }, "conditions": [], "steps": [] });
+        object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.agent.deployments(&[object]).await;
+    }
 }
 
 /// The newest instance: id, sequence, spec.
@@ -183,7 +208,7 @@ async fn components_and_jobs_are_asked_for_by_name_and_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn going_back_brings_everything_back_also_without_the_drivers_folder() {
-    let Place { server, client, cluster, environment } = place().await;
+    let Place { server, client, cluster, environment, .. } = place().await;
     let (id, _) = client
         .create(json!({ "environment": environment, "name": "db", "driver": "postgresql",
             "config": { "env_vars": { "A": "first" } }, "parameters": { "password": "the-first-one", "database": "one" } }))
@@ -243,6 +268,123 @@ async fn going_back_brings_everything_back_also_without_the_drivers_folder() {
     assert_eq!(files().await.1, after.1, "the same secrets, the same file");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_that_have_ended_make_room_and_only_failed_ones_are_tried_again() {
+    let mut place = place().await;
+    let id = place.jobs("front").await;
+    place.tell(&id, "Ready", json!({})).await;
+    let jobs = async |place: &Place| {
+        let jobs = newest(&place.client, &id).await["spec"]["jobs"].clone();
+        let ids = jobs.as_array().into_iter().flatten().map(|run| run["id"].as_str().unwrap().to_owned());
+        ids.collect::<Vec<String>>()
+    };
+    let mut task = None;
+    for _ in 0..50 {
+        task = place.client.ask(&id, "runJob(id: $id, action: \"dump\")").await.unwrap();
+    }
+    let error = place.client.ask(&id, "runJob(id: $id, action: \"dump\")").await.unwrap_err().to_string();
+    assert!(error.contains("50 runs wait already"), "{error}");
+    // 48 end well, one fails, and so the last one is not run.
+    let runs = jobs(&place).await;
+    place.tell(&id, "Failed", json!({ "finishedJobs": runs[..49], "failedJobs": [runs[48]] })).await;
+    let query = "query($id: ID!) { task(id: $id) { state } }";
+    let state = place.client.ok(query, json!({ "id": task })).await["task"]["state"].clone();
+    assert_eq!(state, "FAILED");
+    let query = "mutation($task: ID!) { retryTask(task: $task) { task { id } } }";
+    place.client.ok(query, json!({ "task": task })).await;
+    let retried = jobs(&place).await;
+    assert_eq!(retried.len(), 2, "what ended well does not run again: {retried:?}");
+    assert!(!runs.contains(&retried[0]), "another attempt is another run");
+    assert_eq!(retried[1], runs[49], "what never ran stays asked for");
+    // One more has room, and a change that is none of a job takes along what has not ended.
+    place.client.ask(&id, "runJob(id: $id, action: \"check\")").await.unwrap().unwrap();
+    place.tell(&id, "CreatingHelmRelease", json!({ "finishedJobs": retried })).await;
+    place.client.set_variable(&id, "A", "b").await.unwrap().unwrap();
+    assert_eq!(jobs(&place).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn going_back_and_trying_again_need_nothing_of_what_is_said_today() {
+    let mut place = place().await;
+    let id = place.jobs("front").await;
+    place.client.set_variable(&id, "A", "first").await.unwrap().unwrap();
+    let first = newest(&place.client, &id).await;
+    let context = first["spec"]["context"].clone();
+    place.client.set_variable(&id, "A", "second").await.unwrap().unwrap();
+    // From now on no hostname is possible.
+    let suffix = vec!["a".repeat(60); 4].join(".");
+    let query = "mutation($id: ID!, $config: ConfigPatch!) { updateCluster(id: $id, config: $config) { id } }";
+    let patch = json!({ "set": { "fqdn_suffix": suffix } });
+    place.client.ok(query, json!({ "id": place.cluster, "config": patch })).await;
+    let error = place.client.set_variable(&id, "A", "third").await.unwrap_err().to_string();
+    assert!(error.contains("its hostname is not possible"), "{error}");
+
+    let back = format!("rollbackDeployment(id: $id, toInstance: \"{}\")", first["id"].as_str().unwrap());
+    let task = place.client.ask(&id, &back).await.unwrap().unwrap();
+    assert_eq!(newest(&place.client, &id).await["spec"]["context"], context);
+    place.tell(&id, "Failed", json!({ "message": "no such image" })).await;
+    let query = "mutation($task: ID!) { retryTask(task: $task) { task { id } } }";
+    place.client.ok(query, json!({ "task": task })).await;
+    let now = newest(&place.client, &id).await;
+    assert_eq!((&now["spec"]["context"], &now["sequence"]), (&context, &json!(5)), "the same content once more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_cannot_be_used_keeps_nobody_from_leaving_it() {
+    let mut place = place().await;
+    let (stays, goes) = (place.jobs("stays").await, place.jobs("goes").await);
+    place.server.drained(LIMIT).await;
+    place.server.kill().await;
+    // As a later release, or another one, may have stored it.
+    let data = place.server.folder.path().join("data/styrmin.db");
+    let pool = sqlx::SqlitePool::connect(&format!("sqlite:{}", data.display())).await.unwrap();
+    sqlx::query("UPDATE driver_versions SET files = '{\"driver.styrmin.yml\": \"kind: Other\"}' WHERE name = 'jobs'")
+        .execute(&pool)
+        .await
+        .unwrap();
+    pool.close().await;
+    let folder = place.server.folder.path().join("drivers/jobs");
+    let file = folder.join("driver.styrmin.yml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("  version: 1.0.0", "  version: 1.1.0", 1)).unwrap();
+    place.server.up().await;
+    let client = &place.client;
+    for error in [
+        client.set_variable(&stays, "A", "b").await.unwrap_err(),
+        client.ask(&stays, "runJob(id: $id, action: \"dump\")").await.unwrap_err(),
+        client.ask(&stays, "scaleDeployment(id: $id, component: \"web\", replicas: 2)").await.unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("cannot be used by this release; upgrade the deployment"), "{error}");
+    }
+    let seen = preview(client, json!({ "upgradeDeployment": { "id": stays } })).await;
+    assert_eq!(seen["workflow"], "upgrade");
+    client.ask(&stays, "upgradeDeployment(id: $id)").await.unwrap().unwrap();
+    client.set_variable(&stays, "A", "b").await.unwrap().unwrap();
+    assert_eq!(preview(client, json!({ "deleteDeployment": goes })).await["workflow"], "delete");
+    client.delete(&goes).await.unwrap().unwrap();
+    let again = preview(client, json!({ "deleteDeployment": goes })).await;
+    assert_eq!(again["workflow"], Value::Null, "it is being deleted already");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preview_warns_of_what_is_so() {
+    let place = place().await;
+    let id = place.jobs("front").await;
+    let first = newest(&place.client, &id).await["id"].clone();
+    let warned = async |change: Value, word: &str| {
+        let seen = preview(&place.client, change).await;
+        seen["warnings"].as_array().unwrap().iter().any(|one| one.as_str().unwrap().contains(word))
+    };
+    let set = |value: &str| json!({ "updateDeployment": { "id": id, "input": { "config": { "set": { "env_vars": { "A": value } } } } } });
+    assert!(warned(set("a"), "will end superseded").await);
+    let nothing = json!({ "updateDeployment": { "id": id, "input": {} } });
+    assert!(!warned(nothing, "superseded").await, "nothing takes its place");
+    place.client.ask(&id, "stopDeployment(id: $id)").await.unwrap().unwrap();
+    assert!(warned(set("a"), "is stopped, and stays so").await);
+    let back = json!({ "rollbackDeployment": { "id": id, "toInstance": first } });
+    assert!(!warned(back, "stays so").await, "it ran then");
+}
+
 /// Runs the command line; gives whether it succeeded, and what it printed and said.
 async fn ctl(server: &Server, arguments: &[&str]) -> (bool, String, String) {
     let mut command = tokio::process::Command::new(program("styrminctl"));
@@ -266,7 +408,7 @@ async fn the_command_line_applies_a_file_and_shows_before_what_it_would_do() {
     write("config: {env_vars: {A: a, B: b}}\n");
     let (done, shown, _) = ctl(&server, &["deployments", "apply", "-f", &path, "--dry-run"]).await;
     assert!(done && shown.starts_with("Workflow: create\n") && shown.contains("+kind: HelmRelease"), "{shown}");
-    let (done, said, _) = ctl(&server, &["-o", "json", "deployments", "apply", "-f", &path, "--wait", "pushed"]).await;
+    let (done, said, _) = ctl(&server, &["-o", "json", "deployments", "apply", "-f", &path, "--wait=pushed"]).await;
     assert!(done, "{said}");
     let query = "{ deployments { nodes { id applicationVersion config parameters newestInstance { sequence } } } }";
     let state = async || client.ok(query, json!({})).await["deployments"]["nodes"][0].clone();
@@ -288,6 +430,22 @@ async fn the_command_line_applies_a_file_and_shows_before_what_it_would_do() {
     assert_eq!(now["newestInstance"]["sequence"], 2);
     let (done, said, _) = ctl(&server, &["-o", "json", "deployments", "apply", "-f", &path]).await;
     assert!(done && said.contains("\"task\": null"), "the same file again is nothing: {said}");
+
+    // A pin that the file does not have is none any more; what somebody else set meanwhile is not removed.
+    write("config: {env_vars: {A: c}}\ndriverVersion: 1.0.0\n");
+    let pin = async || {
+        let found = client.ok("{ deployments { nodes { pinnedDriverVersion } } }", json!({})).await;
+        found["deployments"]["nodes"][0]["pinnedDriverVersion"].clone()
+    };
+    assert!(ctl(&server, &["deployments", "apply", "-f", &path]).await.0);
+    assert_eq!(pin().await, "1.0.0");
+    write("config: {env_vars: {A: c}}\n");
+    assert!(ctl(&server, &["deployments", "apply", "-f", &path]).await.0);
+    assert_eq!(pin().await, Value::Null);
+    let (done, said, _) = ctl(&server, &["deployments", "stop", "--wait=pushed", &id]).await;
+    assert!(done, "{said}");
+    let (done, said, _) = ctl(&server, &["deployments", "start", &id, "--wait=pushed"]).await;
+    assert!(done, "{said}");
 
     // A change that fails or takes too long ends with an error.
     let (done, _, said) = ctl(&server, &["deployments", "scale", &id, "web", "3", "--wait", "--timeout", "2"]).await;

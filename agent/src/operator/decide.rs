@@ -388,7 +388,7 @@ fn begin(
         }
         return wait_for_driver(observed, status, now);
     };
-    let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec);
+    let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec.actions);
     status.instance_id = Some(spec.instance_id.clone());
     status.spec_digest = Some(spec.digest());
     status.rollout_started_at = None;
@@ -400,7 +400,9 @@ fn begin(
             status.finished_jobs.push(finished.clone());
         }
     }
-    status.finished_jobs.retain(|finished| spec.jobs.iter().any(|run| run.id == *finished));
+    let is_asked_for = |finished: &String| spec.jobs.iter().any(|run| run.id == *finished);
+    status.finished_jobs.retain(is_asked_for);
+    status.failed_jobs.retain(is_asked_for);
     if steps::hook_has_failed(&status) {
         // What it had stopped was started then, and is stopped again before another attempt.
         for scaled in plan.steps.iter().filter(|one| hooks::scales(&driver.file.spec, &one.kind)) {
@@ -493,7 +495,7 @@ fn rollout(
     let mut after: Vec<Action> =
         observed.differing.iter().chain(observed.additions).cloned().map(Action::Apply).collect();
     after.extend(observed.unwanted.iter().chain(observed.in_the_way).cloned().map(Action::Delete));
-    if let Some(network) = observed.network.filter(|_| status.endpoints.is_empty()) {
+    if let Some(network) = observed.network {
         status.endpoints.clone_from(&network.endpoints);
         status.chart_services.clone_from(&network.chart_services);
     }
@@ -592,7 +594,7 @@ fn work(
 ) -> Decision {
     let spec = &observed.object.spec;
     let generation = observed.object.metadata.generation;
-    let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec);
+    let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec.actions);
     // Recorded already: only the status was not written any more.
     let recorded = observed.applied == Some(spec);
     loop {
@@ -629,6 +631,7 @@ fn work(
                     }
                     Progress::Failed(why) => {
                         status.finished_jobs.extend(run.clone());
+                        status.failed_jobs.extend(run.clone());
                         // What runs goes on running.
                         status.stopped_components.clear();
                         steps::fail(&mut status, current.index, &why, now);

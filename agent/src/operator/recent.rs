@@ -11,6 +11,8 @@ use tokio::time::Instant;
 
 /// So many entries are kept before expired ones are looked for.
 const SWEEP: usize = 64;
+/// Most entries; the oldest go first, whatever they are worth.
+const MOST: usize = 256;
 
 /// Values that expire.
 #[derive(Debug)]
@@ -36,6 +38,13 @@ impl<K: Eq + Hash, V: Clone> Recent<K, V> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= SWEEP {
             known.retain(|_, (at, _)| at.elapsed() < self.lasting);
+        }
+        if known.len() >= MOST {
+            let mut times: Vec<Instant> = known.values().map(|(at, _)| *at).collect();
+            // Half at a time, so that not every entry that comes costs a walk.
+            let (_, middle, _) = times.select_nth_unstable(MOST / 2);
+            let middle = *middle;
+            known.retain(|_, (at, _)| *at > middle);
         }
         known.insert(key, (at, value));
     }
@@ -65,5 +74,10 @@ mod tests {
         recent.put(SWEEP, now, "value");
         recent.put(SWEEP + 1, now, "value");
         assert_eq!(recent.known.lock().unwrap().len(), 3, "nothing that expired is kept");
+        for number in 0..10_000 {
+            recent.put(number, now + Duration::from_nanos(number as u64), "value");
+        }
+        assert!(recent.known.lock().unwrap().len() <= MOST);
+        assert_eq!(recent.get(&9_999), Some("value"), "the newest stay");
     }
 }

@@ -193,7 +193,7 @@ fn plan_of(observed: &Observed<'_>, forced: bool) -> Option<Plan> {
     };
     match observed.driver {
         _ if observed.applied.is_none() => Some(only()),
-        DriverSeen::Here(driver) => Some(plan::plan(observed.applied, None, &driver.file.spec)),
+        DriverSeen::Here(driver) => Some(plan::plan(observed.applied, None, &driver.file.spec.actions)),
         _ => forced.then(only),
     }
 }

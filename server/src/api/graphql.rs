@@ -4,15 +4,15 @@ use super::Api;
 use super::error::{change as refused, coded, report as not_accepted, store as failed};
 use super::objects::{
     Cluster, Deployment, Driver, DriverProblem, Environment, Instance, InstanceDiff, Page, PageInfo, Preview, Task,
-    unified,
 };
 use crate::auth::{self, Caller};
-use crate::changes::{Changed, CreateCluster, CreateDeployment, GitInput, Request, UpdateDeployment, Wish};
+use crate::changes::{self, Changed, CreateCluster, CreateDeployment, GitInput, Request, UpdateDeployment, Wish};
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus};
 use crate::secrets::Plain;
 use crate::store::{After, AfterStatus, Confirmations, Person, Snapshot, StatusRow, StatusScope};
 use async_graphql::{
-    Context, EmptySubscription, ID, InputObject, Json, Object, OneofObject, OutputType, Result, SimpleObject,
+    Context, EmptySubscription, ID, InputObject, Json, MaybeUndefined, Object, OneofObject, OutputType, Result,
+    SimpleObject,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -307,14 +307,18 @@ impl Query {
             Some(id) => Some(read(id).await?),
             None => None,
         };
-        let changes = diff::specs(old.as_ref().map(|old| &old.spec), &new.spec);
-        let text = |document: Option<&String>| document.cloned().unwrap_or_default();
-        let (before, after) = (text(old.as_ref().and_then(|old| old.document.as_ref())), text(new.document.as_ref()));
-        let document = unified("styrmindeployment.yaml", &before, &after);
-        Ok(InstanceDiff { changes: changes.into_iter().map(Into::into).collect(), document })
+        let compared = changes::on_a_thread(move || {
+            let values = diff::specs(old.as_ref().map(|old| &old.spec), &new.spec);
+            let before = old.and_then(|old| old.document).unwrap_or_default();
+            let after = new.document.unwrap_or_default();
+            Ok((values, changes::unified("styrmindeployment.yaml", &before, &after)))
+        });
+        let (values, document) = compared.await.map_err(refused)?;
+        Ok(InstanceDiff { changes: values.into_iter().map(Into::into).collect(), document })
     }
 
     /// What a change would lead to. Nothing is stored.
+    #[graphql(complexity = "1000 + child_complexity")]
     async fn preview_change(&self, ctx: &Context<'_>, change: ChangeInput) -> Result<Preview> {
         let author = administrator(ctx)?;
         let wish = change.wish(ctx).await?;
@@ -478,8 +482,8 @@ struct UpdateDeploymentInput {
     remove_parameters: Option<Vec<String>>,
     /// Version of the application, choosing the driver version again when it is another one.
     application_version: Option<String>,
-    /// Driver version to insist on from now on.
-    driver_version: Option<String>,
+    /// Driver version to insist on from now on; null: on none any more.
+    driver_version: MaybeUndefined<String>,
 }
 
 impl From<CreateDeploymentInput> for CreateDeployment {
@@ -503,7 +507,11 @@ impl From<UpdateDeploymentInput> for UpdateDeployment {
             parameters: input.parameters.map(|parameters| parameters.0).unwrap_or_default(),
             remove_parameters: input.remove_parameters.unwrap_or_default(),
             application_version: input.application_version,
-            driver_version: input.driver_version,
+            driver_version: match input.driver_version {
+                MaybeUndefined::Undefined => None,
+                MaybeUndefined::Null => Some(None),
+                MaybeUndefined::Value(version) => Some(Some(version)),
+            },
         }
     }
 }

@@ -442,12 +442,6 @@ pub(super) struct InstanceDiff {
     pub(super) document: String,
 }
 
-/// The change of a text as a unified diff; empty when nothing differs.
-pub(super) fn unified(name: &str, before: &str, after: &str) -> String {
-    let header = (format!("a/{name}"), format!("b/{name}"));
-    similar::TextDiff::from_lines(before, after).unified_diff().header(&header.0, &header.1).to_string()
-}
-
 /// What a change would lead to.
 #[derive(SimpleObject)]
 pub(super) struct Preview {
@@ -498,22 +492,16 @@ impl From<changes::Preview> for Preview {
             value: change.into(),
             origin: level.map(Into::into),
         };
-        let object = |object: changes::ObjectChange| {
-            let (before, after) = &object.content;
-            let place = [object.kind.as_str(), &object.namespace, &object.name];
-            let place: Vec<&str> = place.into_iter().filter(|part| !part.is_empty()).collect();
-            PreviewedObject {
-                added: before.is_empty(),
-                removed: after.is_empty(),
-                diff: unified(&place.join("/"), before, after),
-                kind: object.kind,
-                namespace: Some(object.namespace).filter(|namespace| !namespace.is_empty()),
-                name: object.name,
-            }
+        let object = |object: changes::ObjectChange| PreviewedObject {
+            kind: object.kind,
+            namespace: Some(object.namespace).filter(|namespace| !namespace.is_empty()),
+            name: object.name,
+            added: object.added,
+            removed: object.removed,
+            diff: object.diff,
         };
-        let (before, after) = &found.document;
         Self {
-            document: unified("styrmindeployment.yaml", before, after),
+            document: found.document,
             workflow: found.workflow,
             steps: found.steps,
             changes: found.values.into_iter().map(value).collect(),

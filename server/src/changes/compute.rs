@@ -29,10 +29,42 @@ pub(super) struct Rows {
     pub(super) cluster: Cluster,
     pub(super) environment: Environment,
     pub(super) deployment: Deployment,
-    pub(super) driver: Arc<Driver>,
+    /// `None`: this release cannot use it. What does not need it, like the end, is possible all the same.
+    pub(super) driver: Option<Arc<Driver>>,
     pub(super) newest: Option<Instance>,
     pub(super) active: Option<Instance>,
     pub(super) secrets: Vec<Secret>,
+    pub(super) runs: Runs,
+}
+
+/// Requested runs of jobs that have ended, as the agent last said. It says it late, so a run that is not among
+/// them may have ended all the same; the operator runs none twice.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Runs {
+    /// Well or not.
+    pub(super) ended: Vec<String>,
+    /// Those that did not end well.
+    pub(super) failed: Vec<String>,
+}
+
+impl Rows {
+    /// The driver that it has.
+    pub(super) fn driver(&self) -> Result<&Arc<Driver>> {
+        self.driver.as_ref().ok_or_else(|| {
+            let Deployment { name, driver_name, driver_digest, .. } = &self.deployment;
+            let message = format!(
+                "version {driver_digest} of driver \"{driver_name}\" cannot be used by this release; upgrade the deployment to another version, or roll it back"
+            );
+            invalid(format!("deployment \"{name}\""), "driver", message)
+        })
+    }
+
+    /// The runs of jobs of the newest instance that are not known to have ended.
+    pub(super) fn open_runs(&self) -> impl Iterator<Item = &JobRun> {
+        let active = self.active.as_ref().map(|active| active.spec.jobs.as_slice()).unwrap_or_default();
+        let newest = self.newest.as_ref().map(|newest| newest.spec.jobs.as_slice()).unwrap_or_default();
+        newest.iter().filter(|run| !active.contains(run) && !self.runs.ended.contains(&run.id))
+    }
 }
 
 /// What somebody wants to be different.
@@ -51,6 +83,13 @@ pub(super) struct Edit {
     /// An earlier instance whose content comes back, with its driver.
     pub(super) restore: Option<(Box<Instance>, Arc<Driver>)>,
     pub(super) delete: bool,
+}
+
+impl Edit {
+    /// Nothing is left to do: it is being deleted already.
+    pub(super) fn is_done(&self, rows: &Rows) -> bool {
+        self.delete && rows.deployment.lifecycle == Lifecycle::Deleting
+    }
 }
 
 pub(super) struct Computation {
@@ -73,8 +112,13 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
     let (now, timestamp) = (*now, *timestamp);
     let mut deployment = rows.deployment.clone();
     let object = format!("deployment \"{}\"", deployment.name);
-    let driver = driver_of(rows, edit);
-    deployment.driver_digest.clone_from(&driver.digest);
+    let driver = match driver_of(rows, edit) {
+        Err(_) if edit.delete => None,
+        driver => Some(driver?),
+    };
+    if let Some(driver) = &driver {
+        deployment.driver_digest.clone_from(&driver.digest);
+    }
     if let Some((_, version, pin)) = &edit.driver {
         deployment.driver_pin.clone_from(pin);
         deployment.application_version.clone_from(version);
@@ -103,7 +147,7 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
     deployment.config = edit.config.apply(&object, &deployment.config)?;
     config::check(&object, Level::Deployment, &deployment.config)?;
 
-    let (plain, secret) = split_secrets(&driver, &edit.parameters);
+    let (plain, secret) = split_secrets(driver.as_deref(), &edit.parameters);
     for name in &edit.remove_parameters {
         deployment.parameters.remove(name);
         if secrets.remove(name).is_some() {
@@ -111,7 +155,7 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         }
     }
     deployment.parameters.extend(plain);
-    let mut set_secrets = seal(&object, &deployment.id, &driver, &secret, &secrets, key)?;
+    let mut set_secrets = seal(&object, &deployment.id, driver.as_deref(), &secret, &secrets, key)?;
     secrets.extend(set_secrets.iter().map(|row| (row.name.clone(), row.clone())));
     set_secrets.extend(restored);
 
@@ -132,22 +176,21 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         now,
     };
 
-    let draft = if edit.delete {
+    let draft = match &driver {
+        Some(driver) if !edit.delete => draft(rows, &change.deployment, driver, &secrets, edit, key, timestamp)?,
         // The end is possible whatever the configuration says now.
-        rows.newest.as_ref().map(|newest| Draft {
+        _ => rows.newest.as_ref().map(|newest| Draft {
             spec: newest.spec.clone(),
             origins: newest.origins.clone(),
             secrets_file: None,
             secrets_stamp: None,
             workflow: Workflow::Delete,
-        })
-    } else {
-        draft(rows, &change.deployment, &driver, &secrets, edit, key, timestamp)?
+        }),
     };
     if let Some(draft) = draft {
         let sources = sources(&change.deployment, &secrets);
         let ids = (uuid::Uuid::now_v7().to_string(), uuid::Uuid::now_v7().to_string());
-        let (instance, task) = complete(draft, rows, &mut change.deployment, &driver, author, now, ids)?;
+        let (instance, task) = complete(draft, rows, &mut change.deployment, driver.as_deref(), author, now, ids)?;
         change.instance = Some((Instance { sources: Some(sources), ..instance }, task));
     }
     let is_nothing = change.instance.is_none()
@@ -199,7 +242,7 @@ fn open_sources(sources: &Sources, deployment: &str) -> Result<Vec<Secret>> {
 fn seal(
     object: &str,
     deployment: &str,
-    driver: &Driver,
+    driver: Option<&Driver>,
     values: &BTreeMap<String, Value>,
     known: &BTreeMap<String, Secret>,
     key: &ServerKey,
@@ -207,7 +250,7 @@ fn seal(
     let mut problems = Problems::default();
     let mut sealed = Vec::new();
     for (name, value) in values {
-        let Some(parameter) = driver.parameter(name) else { continue };
+        let Some(parameter) = driver.and_then(|driver| driver.parameter(name)) else { continue };
         let field = format!("parameters.{name}");
         if let Err(message) = parameter.check(value) {
             problems.push(object, field, message);
@@ -241,22 +284,26 @@ fn draft(
     let environment_id: EnvironmentId = parse_id("environment", &rows.environment.id)?;
     let fingerprints: BTreeMap<String, String> =
         secrets.values().map(|row| (row.name.clone(), row.fingerprint.clone())).collect();
-    let mut resolution = context::resolve(&Inputs {
-        cluster: Named { id: parse_id("cluster", &rows.cluster.id)?, name: rows.cluster.name.clone() },
-        environment: Named { id: environment_id.clone(), name: rows.environment.name.clone() },
-        deployment: Named { id: deployment_id.clone(), name: deployment.name.clone() },
-        driver,
-        application_version: &deployment.application_version,
-        cluster_config: &rows.cluster.config,
-        environment_config: &rows.environment.config,
-        deployment_config: &deployment.config,
-        parameters: &deployment.parameters,
-        secret_fingerprints: &fingerprints,
-    })?;
-    if let Some((old, _)) = &edit.restore {
-        // What cluster and environment said then, too.
-        (resolution.context, resolution.origins) = (old.spec.context.clone(), old.origins.clone());
-    }
+    // A rollback takes what cluster and environment said then, too; another attempt is one of the same content.
+    let kept = edit.restore.as_ref().map(|(old, _)| &**old).or(rows.newest.as_ref().filter(|_| edit.again));
+    let resolve = || -> Result<context::Resolution> {
+        Ok(context::resolve(&Inputs {
+            cluster: Named { id: parse_id("cluster", &rows.cluster.id)?, name: rows.cluster.name.clone() },
+            environment: Named { id: environment_id.clone(), name: rows.environment.name.clone() },
+            deployment: Named { id: deployment_id.clone(), name: deployment.name.clone() },
+            driver,
+            application_version: &deployment.application_version,
+            cluster_config: &rows.cluster.config,
+            environment_config: &rows.environment.config,
+            deployment_config: &deployment.config,
+            parameters: &deployment.parameters,
+            secret_fingerprints: &fingerprints,
+        })?)
+    };
+    let (context, origins) = match kept {
+        Some(kept) => (kept.spec.context.clone(), kept.origins.clone()),
+        None => resolve().map(|resolution| (resolution.context, resolution.origins))?,
+    };
     let newest = rows.newest.as_ref();
     let mut jobs = newest.map(|newest| newest.spec.jobs.clone()).unwrap_or_default();
     jobs.extend(edit.run_job.iter().map(|action| new_run(action)));
@@ -273,7 +320,7 @@ fn draft(
             digest: driver.digest.clone(),
         },
         application_version: deployment.application_version.clone(),
-        context: resolution.context,
+        context,
         jobs,
     };
     let on_its_way = newest.filter(|newest| {
@@ -286,13 +333,15 @@ fn draft(
     {
         return Ok(None);
     }
-    // What has run with the instance that runs is done. Only now: it makes no change of its own.
-    let done = rows.active.as_ref().map(|active| active.spec.jobs.as_slice()).unwrap_or_default();
-    spec.jobs.retain(|run| !done.contains(run));
+    // What has run is done. Only now: that alone makes no change.
+    let asked_now = spec.jobs.split_off(newest.map_or(0, |newest| newest.spec.jobs.len()));
+    let mut jobs: Vec<JobRun> = rows.open_runs().cloned().collect();
     if edit.again {
         // A run ends once, however it ends: another attempt is another run.
-        spec.jobs = spec.jobs.iter().map(|run| new_run(&run.action)).collect();
+        let failed = spec.jobs.iter().filter(|run| rows.runs.failed.contains(&run.id));
+        jobs.splice(0..0, failed.map(|run| new_run(&run.action)));
     }
+    spec.jobs = jobs.into_iter().chain(asked_now).collect();
     // The operator will do this with the secrets in clear; here it proves that the values render.
     objects::helm_values(&spec, driver, &|reference| reference.fingerprint.clone()).map_err(|error| {
         invalid(
@@ -306,7 +355,7 @@ fn draft(
         )
     })?;
     let before = if edit.again { rows.active.as_ref() } else { newest };
-    let workflow = plan::plan(before.map(|before| &before.spec), Some(&spec), &driver.file.spec).workflow;
+    let workflow = plan::plan(before.map(|before| &before.spec), Some(&spec), &driver.file.spec.actions).workflow;
     // Equal content that failed before, or only another recipient: still a change of the deployment.
     let workflow = if workflow == Workflow::None { Workflow::Update } else { workflow };
     let secrets_file = match &stamp {
@@ -316,7 +365,7 @@ fn draft(
             _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, &recipients, key, timestamp)?,
         }),
     };
-    Ok(Some(Draft { spec, origins: resolution.origins, secrets_file, secrets_stamp: stamp, workflow }))
+    Ok(Some(Draft { spec, origins, secrets_file, secrets_stamp: stamp, workflow }))
 }
 
 fn new_run(action: &str) -> JobRun {
@@ -367,7 +416,7 @@ fn complete(
     draft: Draft,
     rows: &Rows,
     deployment: &mut Deployment,
-    driver: &Driver,
+    driver: Option<&Driver>,
     author: &Person,
     now: Millis,
     (instance_id, task_id): (String, String),
@@ -386,7 +435,8 @@ fn complete(
         }
     };
     let next = document.is_some().then_some(&spec);
-    let plan = plan::plan(rows.active.as_ref().map(|active| &active.spec), next, &driver.file.spec);
+    let actions = driver.map(|driver| driver.file.spec.actions.as_slice()).unwrap_or_default();
+    let plan = plan::plan(rows.active.as_ref().map(|active| &active.spec), next, actions);
     let task = Task {
         id: task_id.clone(),
         deployment_id: deployment.id.clone(),

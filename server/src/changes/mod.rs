@@ -15,19 +15,20 @@ mod preview;
 mod request;
 
 pub use error::{BaseMoved, ChangeError};
-pub use preview::{ObjectChange, Preview};
+pub use preview::{ObjectChange, Preview, unified};
 pub use request::{CreateDeployment, Request, UpdateDeployment, Wish};
 
 use crate::clock::{Clock, timestamp};
 use crate::drivers::{Drivers, SelectError};
+use crate::reports::DeploymentStatus;
 use crate::repository::{self, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
-    Cluster, Deployment, DeploymentState, Environment, Lifecycle, Person, Store, StoreError, Target, Task, Token,
-    TokenKind,
+    Cluster, Deployment, DeploymentState, Environment, Lifecycle, Person, Snapshot, StatusScope, Store, StoreError,
+    Target, Task, Token, TokenKind,
 };
 use crate::{auth, metrics};
-use compute::{Computation, Edit, Rows};
+use compute::{Computation, Edit, Rows, Runs};
 use locks::Locks;
 use request::Named;
 use serde_json::Value;
@@ -361,7 +362,16 @@ impl Changes {
         };
         let environment = self.environment(&input.environment).await?;
         let cluster = self.cluster(&environment.cluster_id).await?;
-        Ok(Rows { cluster, environment, deployment, driver, newest: None, active: None, secrets: Vec::new() })
+        Ok(Rows {
+            cluster,
+            environment,
+            deployment,
+            driver: Some(driver),
+            newest: None,
+            active: None,
+            secrets: Vec::new(),
+            runs: Runs::default(),
+        })
     }
 
     /// What a change would lead to. Nothing is stored.
@@ -376,6 +386,9 @@ impl Changes {
                 let rows = self.rows(deployment).await?;
                 let edit = request.edit(&rows, &named, &self.drivers.catalog())?;
                 check_lifecycle(&rows, &edit)?;
+                if edit.is_done(&rows) {
+                    return Ok(Preview::default());
+                }
                 (rows, edit)
             }
         };
@@ -433,7 +446,7 @@ impl Changes {
             }
             let edit = decide(&rows)?;
             check_lifecycle(&rows, &edit)?;
-            if edit.delete && rows.deployment.lifecycle == Lifecycle::Deleting {
+            if edit.is_done(&rows) {
                 return Ok(Changed { deployment: rows.deployment, task: None });
             }
             match self.store_change(rows, edit, author).await {
@@ -483,15 +496,21 @@ impl Changes {
             Some(id) => self.store.instance(id).await?,
             None => None,
         };
-        let driver = self.drivers.catalog().by_digest.get(&deployment.driver_digest).cloned().ok_or_else(|| {
-            invalid(
-                format!("deployment \"{}\"", deployment.name),
-                "driver",
-                format!("version {} of driver \"{}\" cannot be used by this release; upgrade the deployment to another version", deployment.driver_digest, deployment.driver_name),
-            )
-        })?;
+        let driver = self.drivers.catalog().by_digest.get(&deployment.driver_digest).cloned();
+        let runs = self.runs(&deployment).await?;
         let secrets = self.store.secrets(id).await?;
-        Ok(Rows { cluster, environment, deployment, driver, newest, active, secrets })
+        Ok(Rows { cluster, environment, deployment, driver, newest, active, secrets, runs })
+    }
+
+    /// What the agent last said about requested runs of jobs.
+    async fn runs(&self, deployment: &Deployment) -> Result<Runs> {
+        let rows = self.store.statuses(Snapshot::Deployments, StatusScope::Deployment(&deployment.id), None, 2).await?;
+        let mut runs = Runs::default();
+        for status in rows.iter().filter_map(DeploymentStatus::from_row) {
+            runs.ended.extend(status.finished_jobs);
+            runs.failed.extend(status.failed_jobs);
+        }
+        Ok(runs)
     }
 
     async fn base_moved(&self, rows: &Rows, base: &str) -> Result<ChangeError> {
@@ -519,7 +538,7 @@ impl Changes {
 }
 
 /// Resolving and rendering is work for a thread of its own.
-async fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|panic| ChangeError::Internal(anyhow::anyhow!("the change could not be computed: {panic}")))?
 }
@@ -543,10 +562,13 @@ fn check_recipient(object: &str, recipient: Option<&str>) -> Result<()> {
 }
 
 /// Parameters of a mutation, by whether the driver declares them secret.
-fn split_secrets(driver: &styrmin_renderer::driver::Driver, parameters: &Object) -> (Object, BTreeMap<String, Value>) {
+fn split_secrets(
+    driver: Option<&styrmin_renderer::driver::Driver>,
+    parameters: &Object,
+) -> (Object, BTreeMap<String, Value>) {
     let (mut plain, mut secret) = (Object::new(), BTreeMap::new());
     for (name, value) in parameters {
-        if driver.parameter(name).is_some_and(|parameter| parameter.secret) {
+        if driver.and_then(|driver| driver.parameter(name)).is_some_and(|parameter| parameter.secret) {
             secret.insert(name.clone(), value.clone());
         } else {
             plain.insert(name.clone(), value.clone());

@@ -8,6 +8,7 @@ use anyhow::anyhow;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use styrmin_renderer::config::Level;
 use styrmin_renderer::diff;
 use styrmin_renderer::driver::Driver;
@@ -26,8 +27,8 @@ pub struct Preview {
     pub steps: Vec<String>,
     /// Values that differ from the newest instance, and where each new one is set.
     pub values: Vec<(diff::Change, Option<Level>)>,
-    /// `styrmindeployment.yaml` before and after; empty where it is not there. Ids of instances are left out.
-    pub document: (String, String),
+    /// `styrmindeployment.yaml` as a unified diff. Ids of instances are left out.
+    pub document: String,
     /// Kubernetes objects that differ. Those of the chart itself are Helm's.
     pub objects: Vec<ObjectChange>,
     /// What somebody should know before.
@@ -43,25 +44,41 @@ pub struct ObjectChange {
     pub namespace: String,
     /// Its name. Names that follow the content are without that part.
     pub name: String,
-    /// Before and after as YAML; empty where it is not there.
-    pub content: (String, String),
+    /// It would be new.
+    pub added: bool,
+    /// It would be gone.
+    pub removed: bool,
+    /// Its YAML as a unified diff.
+    pub diff: String,
+}
+
+/// How long the search for the shortest difference of two texts may take; then it is a longer one.
+const DIFF_LIMIT: Duration = Duration::from_secs(1);
+
+/// The change of a text as a unified diff; empty when nothing differs. Work for a thread.
+#[must_use]
+pub fn unified(name: &str, before: &str, after: &str) -> String {
+    let header = (format!("a/{name}"), format!("b/{name}"));
+    let diff = similar::TextDiff::configure().timeout(DIFF_LIMIT).diff_lines(before, after);
+    diff.unified_diff().header(&header.0, &header.1).to_string()
 }
 
 pub(super) fn preview(computation: &Computation) -> Result<Preview> {
     let Computation { rows, edit, .. } = computation;
-    let driver = super::request::driver_of(rows, edit);
+    // Only an end goes without one.
+    let driver = super::request::driver_of(rows, edit).ok();
     let Computed { change, .. } = compute::run(computation)?;
     let mut preview = Preview::default();
     let environment: EnvironmentId = super::parse_id("environment", &rows.environment.id)?;
     let before = rows.newest.as_ref().filter(|newest| newest.document.is_some());
+    let Some((instance, task)) = &change.instance else {
+        return Ok(preview);
+    };
     if let Some(newest) = &rows.newest
         && matches!(newest.state, InstanceState::Pending | InstanceState::Committed)
     {
         preview.warnings.push(format!("task {} is on its way; it will end superseded", newest.task_id));
     }
-    let Some((instance, task)) = &change.instance else {
-        return Ok(preview);
-    };
     let after = Some(instance).filter(|instance| instance.document.is_some());
     preview.workflow = Some(instance.workflow.clone());
     preview.steps = task.steps.iter().map(|step| step.name.clone()).collect();
@@ -77,11 +94,18 @@ pub(super) fn preview(computation: &Computation) -> Result<Preview> {
         (one, origin)
     })
     .collect();
-    preview.document = (text(before, &environment)?, text(after, &environment)?);
-    let old = before.map(|before| rendered(before, &rows.driver, &environment)).transpose()?.unwrap_or_default();
-    let new = after.map(|after| rendered(after, &driver, &environment)).transpose()?.unwrap_or_default();
-    preview.objects = compare(&old, &new)?;
-    preview.warnings.extend(warnings(rows, edit, instance, &driver));
+    preview.document = unified("styrmindeployment.yaml", &text(before, &environment)?, &text(after, &environment)?);
+    let objects = |instance: Option<&Instance>, driver: Option<&Arc<Driver>>| match (instance, driver) {
+        (Some(instance), Some(driver)) => rendered(instance, driver, &environment),
+        _ => Ok(Objects::new()),
+    };
+    if before.is_some() && rows.driver.is_none() {
+        preview
+            .warnings
+            .push("what runs was made by a driver that this release cannot use: its objects are left out".into());
+    }
+    preview.objects = compare(&objects(before, rows.driver.as_ref())?, &objects(after, driver.as_ref())?)?;
+    preview.warnings.extend(warnings(rows, edit, instance, driver.as_deref()));
     Ok(preview)
 }
 
@@ -143,30 +167,37 @@ fn compare(old: &Objects, new: &Objects) -> Result<Vec<ObjectChange>> {
         }
         let text = |object: Option<&Value>| object.map_or_else(|| Ok(String::new()), yaml);
         let (kind, namespace, name) = key.clone();
-        changes.push(ObjectChange { kind, namespace, name, content: (text(before)?, text(after)?) });
+        let place: Vec<&str> =
+            [&kind, &namespace, &name].into_iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+        let diff = unified(&place.join("/"), &text(before)?, &text(after)?);
+        let (added, removed) = (before.is_none(), after.is_none());
+        changes.push(ObjectChange { kind, namespace, name, added, removed, diff });
     }
     Ok(changes)
 }
 
-fn warnings(rows: &compute::Rows, edit: &compute::Edit, instance: &Instance, driver: &Driver) -> Vec<String> {
+fn warnings(rows: &compute::Rows, edit: &compute::Edit, instance: &Instance, driver: Option<&Driver>) -> Vec<String> {
     let mut warnings = Vec::new();
     if edit.delete {
         warnings.push("the application and its namespace are removed, with everything in it".to_owned());
     }
-    let version = |driver: &Driver| driver.version.clone();
-    if edit.driver.is_some() && version(driver) < version(&rows.driver) {
-        warnings.push(format!("driver {} goes back from {} to {}", driver.name(), rows.driver.version, driver.version));
+    if let (Some(driver), Some(known)) = (driver, &rows.driver)
+        && driver.version < known.version
+    {
+        warnings.push(format!("driver {} goes back from {} to {}", driver.name(), known.version, driver.version));
     }
     if edit.restore.is_some() {
         warnings.push(
             "what cluster and environment have set since then comes back with the next change or fan-out".to_owned(),
         );
     }
-    if rows.deployment.lifecycle == Lifecycle::Stopped && edit.lifecycle.is_none() && !edit.delete {
+    let stays = rows.deployment.lifecycle == Lifecycle::Stopped && instance.spec.lifecycle == spec::Lifecycle::Stopped;
+    if stays && !edit.delete {
         warnings.push("the deployment is stopped, and stays so".to_owned());
     }
     let next = instance.document.is_some().then_some(&instance.spec);
-    let plan = plan::plan(rows.active.as_ref().map(|active| &active.spec), next, &driver.file.spec);
+    let actions = driver.map(|driver| driver.file.spec.actions.as_slice()).unwrap_or_default();
+    let plan = plan::plan(rows.active.as_ref().map(|active| &active.spec), next, actions);
     for step in plan.steps {
         if let StepKind::Hook { action, mode: Mode::Pre, index: 0, run: None, .. } = step.kind {
             warnings.push(format!("\"{action}\" runs before anything else; when it fails, the release is not touched"));

@@ -23,8 +23,9 @@ pub struct UpdateDeployment {
     pub remove_parameters: Vec<String>,
     /// Version of the application; `None`: the one it has, with the driver version that it has.
     pub application_version: Option<String>,
-    /// Driver version to insist on from now on.
-    pub driver_version: Option<String>,
+    /// Driver version to insist on from now on; `Some(None)`: on none any more. `None`: as it is, but another
+    /// version of the application chooses again.
+    pub driver_version: Option<Option<String>>,
 }
 
 /// What somebody asks of a deployment.
@@ -93,7 +94,7 @@ impl Request {
             if names.is_empty() {
                 return Err(invalid(object(), "components", "none is named; name one or more"));
             }
-            let known = &rows.driver.file.spec.components;
+            let known = &rows.driver()?.file.spec.components;
             if let Some(name) = names.iter().find(|name| !known.contains_key(*name)) {
                 let known: Vec<&str> = known.keys().map(String::as_str).collect();
                 let message = format!("there is no component \"{name}\"; it has {}", known.join(", "));
@@ -119,9 +120,9 @@ impl Request {
         match self {
             Self::Update(input) => {
                 let version = input.application_version.as_ref().filter(|wanted| **wanted != row.application_version);
-                let pin = input.driver_version.as_ref().filter(|pin| row.driver_pin.as_ref() != Some(pin));
-                let moves = version.is_some() || pin.is_some();
-                let driver = moves.then(|| select(version, input.driver_version.as_ref())).transpose()?;
+                let pins = input.driver_version.as_ref().is_some_and(|pin| *pin != row.driver_pin);
+                let pin = input.driver_version.as_ref().and_then(Option::as_ref);
+                let driver = (version.is_some() || pins).then(|| select(version, pin)).transpose()?;
                 Ok(Edit {
                     config: input.config.clone(),
                     parameters: input.parameters.clone(),
@@ -143,14 +144,15 @@ impl Request {
             Self::Stop => Ok(Edit { lifecycle: Some(Lifecycle::Stopped), ..Edit::default() }),
             Self::Start => Ok(Edit { lifecycle: Some(Lifecycle::Running), ..Edit::default() }),
             Self::RunJob { action } => {
-                let jobs = || rows.driver.file.spec.actions.iter().filter(|action| action.hook == Hook::Job);
+                let driver = rows.driver()?;
+                let jobs = || driver.file.spec.actions.iter().filter(|action| action.hook == Hook::Job);
                 if !jobs().any(|job| job.name == *action) {
                     let known: Vec<&str> = jobs().map(|job| job.name.as_str()).collect();
                     let known = if known.is_empty() { "no jobs".to_owned() } else { known.join(", ") };
-                    let message = format!("driver {} has no job \"{action}\"; it has {known}", rows.driver.name());
+                    let message = format!("driver {} has no job \"{action}\"; it has {known}", driver.name());
                     return Err(invalid(object(), "action", message));
                 }
-                let waiting = rows.newest.as_ref().map_or(0, |newest| newest.spec.jobs.len());
+                let waiting = rows.open_runs().count();
                 if waiting >= JOBS_MAX {
                     let message = format!("{waiting} runs wait already; try again when some have ended");
                     return Err(invalid(object(), "action", message));
@@ -250,8 +252,8 @@ impl CreateDeployment {
 }
 
 /// The driver of the rows, or another one that the edit brings.
-pub(super) fn driver_of(rows: &Rows, edit: &Edit) -> Arc<styrmin_renderer::driver::Driver> {
+pub(super) fn driver_of(rows: &Rows, edit: &Edit) -> Result<Arc<styrmin_renderer::driver::Driver>> {
     let other = edit.driver.as_ref().map(|(driver, ..)| driver);
     let other = other.or(edit.restore.as_ref().map(|(_, driver)| driver));
-    Arc::clone(other.unwrap_or(&rows.driver))
+    other.map_or_else(|| rows.driver(), Ok).cloned()
 }

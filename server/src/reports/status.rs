@@ -108,6 +108,14 @@ pub struct DeploymentStatus {
     pub conditions: Vec<Condition>,
     /// Steps of the operator's plan.
     pub steps: Vec<StatusStep>,
+    /// Requested runs of jobs that have ended, well or not.
+    #[serde(default)]
+    #[graphql(default)]
+    pub finished_jobs: Vec<String>,
+    /// Those of them that did not end well.
+    #[serde(default)]
+    #[graphql(default)]
+    pub failed_jobs: Vec<String>,
     /// When the stored row last changed.
     #[serde(skip)]
     #[graphql(skip)]
@@ -262,6 +270,10 @@ impl Object for DeploymentStatus {
             cut_all(TEXT_MAX, [&mut condition.kind, &mut condition.status, &mut condition.reason]);
             cut(&mut condition.last_transition_time, TEXT_MAX);
             cut(&mut condition.message, MESSAGE_MAX);
+        }
+        for runs in [&mut self.finished_jobs, &mut self.failed_jobs] {
+            runs.truncate(LIST_MAX);
+            cut_all(NAME_MAX, runs);
         }
         self.steps.truncate(LIST_MAX);
         for step in &mut self.steps {

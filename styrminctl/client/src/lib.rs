@@ -71,6 +71,8 @@ pub struct TaskProgress {
     pub deployment_state: String,
     /// What its deployment should be doing: RUNNING, STOPPED or DELETING.
     pub deployment_lifecycle: String,
+    /// Nothing was asked of the deployment since.
+    pub is_newest: bool,
 }
 
 /// How a wait for a change ended: see [`Client::wait_until_done`].
@@ -87,10 +89,10 @@ pub struct Waited {
 }
 
 impl TaskProgress {
-    /// Whether its commit is in the repository (or it ended without).
+    /// Whether its commit is in the repository, whatever became of it there.
     #[must_use]
     pub fn pushed(&self) -> bool {
-        self.ended() || self.steps.first().is_some_and(|(_, state, _)| state == "SUCCEEDED")
+        self.steps.first().is_some_and(|(_, state, _)| state == "SUCCEEDED")
     }
 
     /// Whether it has ended, well or not.
@@ -117,7 +119,8 @@ impl TaskProgress {
             "SUPERSEDED" => Some(Err(format!("task {id} was superseded by a later task of the deployment"))),
             "SUCCEEDED" => {
                 let (is, expected) = (self.deployment_state.as_str(), self.expected());
-                if is == expected {
+                // What a later change made of the deployment says nothing about this one.
+                if is == expected || !self.is_newest {
                     return Some(Ok(()));
                 }
                 let final_states = ["RUNNING", "STOPPED", "FAILED", "DELETED"];
@@ -192,7 +195,7 @@ impl Client {
     /// # Errors
     /// As [`Self::execute`], or when there is no such task.
     pub async fn task(&self, id: &str) -> Result<TaskProgress, ClientError> {
-        let query = "query($id: ID!) { task(id: $id) { state message workflow steps { name state message } deployment { state lifecycle } } }";
+        let query = "query($id: ID!) { task(id: $id) { state message workflow steps { name state message } deployment { state lifecycle newestInstance { task { id } } } } }";
         let data = self.execute(query, json!({ "id": id })).await?;
         let task = &data["task"];
         let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -216,6 +219,7 @@ impl Client {
             workflow: word(&task["workflow"]),
             deployment_state: word(&task["deployment"]["state"]),
             deployment_lifecycle: word(&task["deployment"]["lifecycle"]),
+            is_newest: task["deployment"]["newestInstance"]["task"]["id"] == id,
         })
     }
 
@@ -344,9 +348,13 @@ mod tests {
                 workflow: workflow.into(),
                 deployment_state: deployment.into(),
                 deployment_lifecycle: lifecycle.into(),
+                is_newest: true,
             };
             let expected = expected.map(|outcome: Result<(), &str>| outcome.map_err(str::to_owned));
             assert_eq!(task.outcome("t"), expected, "{task:?}");
+            let older = TaskProgress { is_newest: false, ..task };
+            let expected = if state == "SUCCEEDED" { Some(Ok(())) } else { expected };
+            assert_eq!(older.outcome("t"), expected, "whatever a later change made of it: {older:?}");
         }
     }
 }

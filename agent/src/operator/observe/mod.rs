@@ -225,7 +225,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     }
     gathered.say_it_ours(spec, &driver);
     if acted && !settled {
-        let plan = plan::plan(gathered.applied.as_ref(), Some(spec), &driver.file.spec);
+        let plan = plan::plan(gathered.applied.as_ref(), Some(spec), &driver.file.spec.actions);
         let base = Base { revision: gathered.revision(), driver: &driver.digest };
         let secrets = &gathered.secrets;
         let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
@@ -238,8 +238,11 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     let repository = repository.as_ref();
     let place = Place { context, object, status, environment: &environment, driver: &driver, repository };
     gathered.arrange(&place).await?;
-    if acted && gathered.network.is_none() && steps::comes_to_services(status) && gathered.release_is_ready(&place) {
-        // Its end and what follows from it are one pass.
+    // The end of the release and what follows from it are one pass.
+    let comes = || steps::comes_to_services(status) && gathered.release_is_ready(&place);
+    // What was looked at before, and a Service is missing all the same: the chart may have made it since.
+    let misses = || network::has_looked(status) && gathered.misses_a_service(watch);
+    if acted && gathered.network.is_none() && (comes() || misses()) {
         gathered.network = Some(network::look(context, object, &driver).await?);
         gathered.arrange(&place).await?;
     }
@@ -278,6 +281,18 @@ impl Gathered {
         Ok(())
     }
 
+    /// A Service of ours is to be made.
+    fn misses_a_service(&self, watch: &Watch) -> bool {
+        let text = |object: &Value, pointer: &str| {
+            object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        let is_missing = |object: &&Value| {
+            object["kind"] == "Service"
+                && !watch.services.contains(&text(object, "/metadata/namespace"), &text(object, "/metadata/name"))
+        };
+        self.differing.iter().chain(&self.additions).any(|object| is_missing(&object))
+    }
+
     /// Flux has done what is wanted of it now.
     fn release_is_ready(&self, place: &Place<'_>) -> bool {
         self.wanted.as_ref().is_ok_and(|wanted| !wanted.held)
@@ -314,7 +329,7 @@ async fn ending(
         gathered.secrets = texts_of_values(context, &namespace, spec).await?;
     }
     gathered.say_it_ours(spec, &driver);
-    let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec);
+    let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec.actions);
     let base = Base { revision: gathered.revision(), driver: &driver.digest };
     let secrets = &gathered.secrets;
     let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };

@@ -36,6 +36,14 @@ pub(super) fn is_due(status: &StyrminDeploymentStatus, driver: &Driver) -> bool 
     (here == Some(phase::SERVICES) && !steps::services_begun(status)) || (here == Some(phase::READY) && unknown)
 }
 
+/// The Services that are missing now were free names when somebody looked.
+pub(super) fn has_looked(status: &StyrminDeploymentStatus) -> bool {
+    match status.phase.as_deref() {
+        Some(phase::SERVICES) => steps::services_begun(status),
+        here => here == Some(phase::READY),
+    }
+}
+
 /// The chart's Services. They are asked of the API server, since no watch holds what charts make.
 pub(super) async fn look(context: &Context, object: &StyrminDeployment, driver: &Driver) -> Result<Network> {
     let namespace = object.spec.deployment_id.object_name();
