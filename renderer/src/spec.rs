@@ -227,6 +227,16 @@ impl StyrminDeploymentSpec {
         canonical::digest(&self.to_value())
     }
 
+    /// Digest of what it asks for: of everything but the instance's own id and requested runs of jobs.
+    #[must_use]
+    pub fn content_digest(&self) -> String {
+        let mut value = self.to_value();
+        if let Some(fields) = value.as_object_mut() {
+            fields.retain(|name, _| name != "instanceId" && name != "jobs");
+        }
+        canonical::digest(&value)
+    }
+
     /// A deployment of Styrmin's own.
     #[must_use]
     pub fn is_internal(&self) -> bool {

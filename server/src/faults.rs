@@ -6,6 +6,9 @@
 pub const POINTS: [&str; 7] =
     ["after-transaction", "after-fetch", "after-splice", "after-prepare", "after-push", "after-reread", "after-record"];
 
+/// Between two transactions of a fan-out.
+pub const FAN_OUT: &str = "after-fan-out-chunk";
+
 /// Ends the process like a power failure when a test asked for it here.
 pub fn point(name: &str) {
     #[cfg(debug_assertions)]

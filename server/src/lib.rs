@@ -85,6 +85,7 @@ pub async fn serve(
         Arc::new(changes::Changes::new(Arc::clone(&store), Arc::clone(&drivers), key, Arc::clone(&clock), wake));
     let watching = tokio::spawn(Arc::clone(&drivers).watch(stop.clone()));
     let writing = tokio::spawn(writers.run(stop.clone()));
+    let fanning_out = tokio::spawn(Arc::clone(&changes).run_fan_outs(stop.clone()));
     let reports = Arc::new(reports::Reports::new(Arc::clone(&store), Arc::clone(&clock)));
     let app = api::router(Api { store, changes, reports, drivers, clock, host });
     info!(%address, "listening");
@@ -94,7 +95,7 @@ pub async fn serve(
     stop.cancelled().await;
     info!("stopping");
     let finish = async {
-        let _ = tokio::join!(serving, writing, watching);
+        let _ = tokio::join!(serving, writing, fanning_out, watching);
     };
     if tokio::time::timeout(STOP_LIMIT, finish).await.is_err() {
         warn!("not everything finished in time; it goes on at the next start");

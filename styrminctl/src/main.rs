@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
-use styrmin_client::{Client, TaskProgress};
+use styrmin_client::{Client, FanOutProgress, TaskProgress};
 use styrmin_renderer::yaml;
 use tabled::builder::Builder;
 use tabled::settings::Style;
@@ -54,6 +54,9 @@ enum Command {
     /// Changes on their way.
     #[command(subcommand)]
     Tasks(Tasks),
+    /// Configurations of clusters and environments on their way to the deployments.
+    #[command(subcommand)]
+    FanOuts(FanOuts),
 }
 
 #[derive(Debug, Subcommand)]
@@ -80,7 +83,7 @@ enum Clusters {
         #[arg(long)]
         age_recipient: Option<String>,
     },
-    /// Changes a cluster's configuration.
+    /// Changes a cluster's configuration, and with it the deployments that take values from it.
     Update {
         id: String,
         #[command(flatten)]
@@ -88,6 +91,8 @@ enum Clusters {
         /// age recipient that secrets are encrypted for.
         #[arg(long)]
         age_recipient: Option<String>,
+        #[command(flatten)]
+        wait: FanOutArgs,
     },
     /// Shows one cluster, or all.
     Get { id: Option<String> },
@@ -103,11 +108,13 @@ enum Environments {
         #[arg(long, short)]
         config: Option<String>,
     },
-    /// Changes an environment's configuration.
+    /// Changes an environment's configuration, and with it the deployments that take values from it.
     Update {
         id: String,
         #[command(flatten)]
         patch: PatchArgs,
+        #[command(flatten)]
+        wait: FanOutArgs,
     },
     /// Shows one environment, or all.
     Get { id: Option<String> },
@@ -249,6 +256,29 @@ struct WaitArgs {
     dry_run: bool,
 }
 
+#[derive(Debug, Args)]
+struct FanOutArgs {
+    /// Waits until every deployment that it changes runs with it, and fails when one does not.
+    #[arg(long)]
+    wait: bool,
+    /// Longest wait in seconds.
+    #[arg(long, default_value_t = 1800)]
+    timeout: u64,
+}
+
+#[derive(Debug, Subcommand)]
+enum FanOuts {
+    /// Shows which deployments one changes, which not, and why.
+    Get { id: String },
+    /// Waits until every deployment that it changes runs with it; fails when one does not.
+    Wait {
+        id: String,
+        /// Longest wait in seconds.
+        #[arg(long, default_value_t = 1800)]
+        timeout: u64,
+    },
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Until {
     /// Until its commit is in the repository.
@@ -282,6 +312,7 @@ enum Tasks {
 const CLUSTER: &str = "id name gitUrl branch path ageRecipient config createdAt";
 const ENVIRONMENT: &str = "id name cluster { id name } config createdAt";
 const DEPLOYMENT: &str = "id name driver applicationVersion driverVersion { version } lifecycle state environment { id name } newestInstance { id sequence revision }";
+const FAN_OUT: &str = "id level subjectId state createdAt endedAt author { name } changed { total running succeeded failed superseded } unchanged skipped { deploymentId reason } failed { deploymentId reason }";
 const TASK: &str =
     "id workflow state message sequence createdAt endedAt steps { name state attempt message startedAt endedAt }";
 
@@ -303,6 +334,11 @@ async fn main() -> anyhow::Result<()> {
         Command::Environments(command) => environments(&client, cli.output, command).await,
         Command::Deployments(command) => deployments(&client, cli.output, command).await,
         Command::Tasks(command) => tasks(&client, cli.output, command).await,
+        Command::FanOuts(FanOuts::Get { id }) => {
+            let query = format!("query($id: ID!) {{ fanOut(id: $id) {{ {FAN_OUT} }} }}");
+            show(cli.output, &found("fan-out", &id, &client.execute(&query, json!({ "id": id })).await?)?)
+        }
+        Command::FanOuts(FanOuts::Wait { id, timeout }) => wait_for_fan_out(&client, cli.output, &id, timeout).await,
     }
 }
 
@@ -320,12 +356,12 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
             let data = client.execute(&query, json!({ "input": input })).await?;
             show(output, &data["createCluster"])
         }
-        Clusters::Update { id, patch, age_recipient } => {
+        Clusters::Update { id, patch, age_recipient, wait } => {
             let query = format!(
-                "mutation($id: ID!, $config: ConfigPatch, $recipient: String) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient) {{ {CLUSTER} }} }}"
+                "mutation($id: ID!, $config: ConfigPatch, $recipient: String) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
             );
             let variables = json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient });
-            show(output, &client.execute(&query, variables).await?["updateCluster"])
+            updated(client, output, &client.execute(&query, variables).await?["updateCluster"], &wait).await
         }
         Clusters::Get { id: Some(id) } => {
             let query = format!("query($id: ID!) {{ cluster(id: $id) {{ {CLUSTER} }} }}");
@@ -344,12 +380,12 @@ async fn environments(client: &Client, output: Output, command: Environments) ->
             let variables = json!({ "cluster": cluster, "name": name, "config": object(config)? });
             show(output, &client.execute(&query, variables).await?["createEnvironment"])
         }
-        Environments::Update { id, patch } => {
+        Environments::Update { id, patch, wait } => {
             let query = format!(
-                "mutation($id: ID!, $config: ConfigPatch!) {{ updateEnvironment(id: $id, config: $config) {{ {ENVIRONMENT} }} }}"
+                "mutation($id: ID!, $config: ConfigPatch!) {{ updateEnvironment(id: $id, config: $config) {{ of: environment {{ {ENVIRONMENT} }} fanOut {{ id }} }} }}"
             );
             let variables = json!({ "id": id, "config": patch_input(patch)? });
-            show(output, &client.execute(&query, variables).await?["updateEnvironment"])
+            updated(client, output, &client.execute(&query, variables).await?["updateEnvironment"], &wait).await
         }
         Environments::Get { id: Some(id) } => {
             let query = format!("query($id: ID!) {{ environment(id: $id) {{ {ENVIRONMENT} }} }}");
@@ -595,6 +631,46 @@ async fn wait_for(client: &Client, output: Output, id: &str, until: Until, timeo
     match failure {
         Some(reason) => bail!("{reason}"),
         None => Ok(()),
+    }
+}
+
+/// Shows a changed cluster or environment, and follows its configuration as wished.
+async fn updated(client: &Client, output: Output, payload: &Value, wait: &FanOutArgs) -> anyhow::Result<()> {
+    let mut shown = payload["of"].clone();
+    shown["fanOut"] = payload["fanOut"]["id"].clone();
+    show(output, &shown)?;
+    match payload["fanOut"]["id"].as_str() {
+        Some(id) if wait.wait => wait_for_fan_out(client, output, id, wait.timeout).await,
+        _ => Ok(()),
+    }
+}
+
+/// Waits, tells how far it is, and fails when a deployment could not be changed or did not come to run.
+async fn wait_for_fan_out(client: &Client, output: Output, id: &str, timeout: u64) -> anyhow::Result<()> {
+    let mut told = String::new();
+    let tell = |seen: &FanOutProgress| {
+        let FanOutProgress { changed, running, failed, unchanged, .. } = seen;
+        let now = format!(
+            "{changed} deployments change: {running} on their way, {failed} failed; {unchanged} have it already"
+        );
+        if now != told {
+            let _ = writeln!(std::io::stderr(), "{now}");
+            told = now;
+        }
+    };
+    let (interval, limit) = (Duration::from_secs(1), Duration::from_secs(timeout));
+    let ended = client.wait_for_fan_out(id, interval, limit, tell).await?;
+    let reasons = |list: &[(String, String)]| {
+        list.iter().map(|(id, reason)| json!({ "deployment": id, "reason": reason })).collect::<Vec<Value>>()
+    };
+    show(
+        output,
+        &json!({ "id": id, "changed": ended.changed, "failed": ended.failed, "unchanged": ended.unchanged,
+            "skipped": reasons(&ended.skipped), "refused": reasons(&ended.refused) }),
+    )?;
+    match ended.outcome() {
+        Some(outcome) => outcome.map_err(anyhow::Error::msg),
+        None => bail!("wait timeout"),
     }
 }
 

@@ -2,15 +2,18 @@
 
 use futures::future::join_all;
 use serde_json::{Value, json};
+use std::time::Duration;
 use styrmin_tests::git;
 use styrmin_tests::server::Api as _;
 use styrmin_tests::world::{LIMIT, World};
 
+const PAUSE: Duration = Duration::from_millis(500);
+
 #[tokio::test(flavor = "multi_thread")]
-async fn fifty_at_once_all_run_and_none_waits_for_another() {
+async fn a_hundred_at_once_all_run_and_so_they_do_with_a_new_configuration() {
     let world = World::start().await;
     let client = world.client();
-    let created = join_all((0..50).map(|number| {
+    let created = join_all((0..100).map(|number| {
         let (client, environment) = (client.clone(), world.environment.clone());
         async move { client.web(&environment, &format!("d{number}")).await }
     }))
@@ -20,7 +23,18 @@ async fn fifty_at_once_all_run_and_none_waits_for_another() {
         world.until_state(id, "RUNNING").await;
     }))
     .await;
-    assert!(git::commits(&world.repository()).await < 20, "a handful of commits");
+    let before = git::commits(&world.repository()).await;
+    assert!(before < 30, "a handful of commits");
+
+    let query = "mutation($id: ID!) { updateEnvironment(id: $id, config: { set: { env_vars: { A: \"b\" } } }) { fanOut { id } } }";
+    let fan_out =
+        client.ok(query, json!({ "id": world.environment })).await["updateEnvironment"]["fanOut"]["id"].clone();
+    let fan_out = fan_out.as_str().unwrap();
+    let ended = client.wait_for_fan_out(fan_out, PAUSE, 3 * LIMIT, |_| ()).await.unwrap();
+    assert_eq!((ended.changed, ended.outcome()), (100, Some(Ok(()))), "{ended:?}");
+    assert_eq!(git::commits(&world.repository()).await, before + 1, "one commit");
+    let images = world.plane.kubectl(&["get", "deployments", "-A", "-o", "jsonpath={..env}"]).await;
+    assert_eq!(images.matches(r#"{"name":"A","value":"b"}"#).count(), 100, "every one runs with it");
 }
 
 #[tokio::test(flavor = "multi_thread")]

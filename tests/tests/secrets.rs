@@ -81,7 +81,7 @@ async fn a_secret_is_encrypted_for_the_cluster_and_shown_nowhere() {
     );
     // Another recipient: the next change encrypts for it.
     let rotated = age::x25519::Identity::generate();
-    let query = "mutation($id: ID!, $recipient: String) { updateCluster(id: $id, ageRecipient: $recipient) { id } }";
+    let query = "mutation($id: ID!, $recipient: String) { updateCluster(id: $id, ageRecipient: $recipient) { cluster { id } } }";
     client.ok(query, json!({ "id": cluster, "recipient": rotated.to_public().to_string() })).await;
     assert!(update(json!({ "max_connections": 60 })).await);
     assert_eq!(

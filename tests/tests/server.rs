@@ -91,7 +91,7 @@ async fn lists_are_paged_and_values_carry_their_origin() {
         )
         .await;
     let environment = client.environment(&cluster, "e").await;
-    let patch = "mutation($id: ID!) { updateEnvironment(id: $id, config: { set: { env_vars: { B: \"environment\" } } }) { config } }";
+    let patch = "mutation($id: ID!) { updateEnvironment(id: $id, config: { set: { env_vars: { B: \"environment\" } } }) { environment { config } } }";
     client.ok(patch, json!({ "id": environment })).await;
     for number in 0..7 {
         client.web(&environment, &format!("d{number}")).await;

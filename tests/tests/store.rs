@@ -1,5 +1,6 @@
 //! The conformance suite of the store: one text, run on SQLite and on PostgreSQL.
 
+use futures::future::join_all;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,9 +8,9 @@ use styrmin_renderer::config::Object;
 use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeploymentSpec};
 use styrmin_server::store::{
     self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, Deployment, DeploymentOutcome, DeploymentState,
-    DriverVersion, Environment, Instance, InstanceOutcome, InstanceState, LastReport, Lifecycle, OutboxKind, Person,
-    Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState, Store, StoreError,
-    Target, Task, TaskState, Token, TokenKind,
+    DriverVersion, Environment, FanOut, FanOutLevel, FanOutState, Instance, InstanceOutcome, InstanceState, LastReport,
+    Lifecycle, OutboxKind, Person, Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step,
+    StepState, Store, StoreError, Target, Task, TaskScope, TaskState, Token, TokenKind, Untouched,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -126,6 +127,7 @@ fn change(row: &Deployment) -> Change {
         version: 1,
         created_at: 8,
         ended_at: None,
+        fan_out_id: None,
         steps: vec![step(0, StepState::Running), step(1, StepState::Pending)],
     };
     let instance = Instance {
@@ -160,8 +162,25 @@ fn change(row: &Deployment) -> Change {
         remove_secrets: Vec::new(),
         instance: Some((instance, task)),
         target: target(),
+        fan_out: None,
         author: ann(),
         now: 8,
+    }
+}
+
+fn fan_out(id: &str, level: FanOutLevel) -> FanOut {
+    let subject_id = if level == FanOutLevel::Cluster { "cluster" } else { "environment" };
+    FanOut {
+        id: id.into(),
+        level,
+        subject_id: subject_id.into(),
+        cluster_id: "cluster".into(),
+        state: FanOutState::Running,
+        untouched: Untouched::default(),
+        author_name: "Ann".into(),
+        author_email: "ann@example.com".into(),
+        created_at: 9,
+        ended_at: None,
     }
 }
 
@@ -176,6 +195,7 @@ async fn suite(store: Shared) {
     outcomes(&store).await;
     names_and_shards(&store).await;
     confirmations(&store).await;
+    fan_outs(&store).await;
     drivers(&store).await;
 }
 
@@ -251,8 +271,8 @@ async fn changes(store: &Shared) {
     assert_eq!(sequences(store.instances("d", None, 10).await.unwrap()), [2, 1]);
     assert_eq!(sequences(store.instances("d", Some(2), 10).await.unwrap()), [1]);
     let ids = |rows: Vec<Task>| rows.into_iter().map(|row| row.id).collect::<Vec<_>>();
-    assert_eq!(ids(store.tasks(Some("d"), None, 10).await.unwrap()), ["d-t002", "d-t001"]);
-    assert_eq!(ids(store.tasks(None, Some("d-t002"), 10).await.unwrap()), ["d-t001"]);
+    assert_eq!(ids(store.tasks(TaskScope::Deployment("d"), None, 10).await.unwrap()), ["d-t002", "d-t001"]);
+    assert_eq!(ids(store.tasks(TaskScope::All, Some("d-t002"), 10).await.unwrap()), ["d-t001"]);
     assert_eq!(ids(store.running_tasks("d", 1).await.unwrap()), ["d-t001"]);
     assert_eq!(store.deployments(Some("cluster"), None, None, 10).await.unwrap(), std::slice::from_ref(&row));
     assert_eq!(store.deployments(None, Some("environment"), Some(("shop".into(), "d".into())), 10).await.unwrap(), []);
@@ -290,18 +310,74 @@ async fn versions(store: &Shared) {
         age_recipient: Some("age1".into()),
         ..cluster.clone()
     };
-    store.update_cluster(&changed).await.unwrap();
-    assert!(matches!(store.update_cluster(&changed).await, Err(StoreError::Conflict)));
+    let (begun, other) = (fan_out("a1", FanOutLevel::Cluster), fan_out("a2", FanOutLevel::Environment));
+    store.update_cluster(&changed, &begun).await.unwrap();
+    assert!(matches!(store.update_cluster(&changed, &other).await, Err(StoreError::Conflict)));
     assert_eq!(store.cluster("cluster").await.unwrap(), Some(Cluster { version: 2, ..changed.clone() }));
     assert!(matches!(store.change(&change(&row)).await, Err(StoreError::Conflict)));
     let environment = store.environment("environment").await.unwrap().unwrap();
-    store.update_environment(&environment).await.unwrap();
-    assert!(matches!(store.update_environment(&environment).await, Err(StoreError::Conflict)));
+    store.update_environment(&environment, &other).await.unwrap();
+    let third = fan_out("a3", FanOutLevel::Environment);
+    assert!(matches!(store.update_environment(&environment, &third).await, Err(StoreError::Conflict)));
+    assert_eq!(store.running_fan_outs().await.unwrap(), [begun, other], "a conflict begins none");
 }
 
 fn current(mut change: Change) -> Change {
     (change.cluster.1, change.environment.1) = (2, 2);
     change
+}
+
+/// Changes of a fan-out: those whose rows moved are left out, and the others wait until it has ended.
+async fn fan_outs(store: &Shared) {
+    let mut rows = Vec::new();
+    for id in ["f1", "f2", "f3"] {
+        let mut made = current(change(&deployment(id, id)));
+        let (deployment_id, fingerprint) = (id.to_owned(), "f".to_owned());
+        made.set_secrets = vec![Secret { deployment_id, name: "password".into(), ciphertext: vec![1], fingerprint }];
+        rows.push(store.change(&made).await.unwrap());
+    }
+    let waiting = async || store.outbox(&target(), 1000).await.unwrap().len();
+    let before = waiting().await;
+    let stale = Deployment { version: 7, ..rows[1].clone() };
+    let changes = [&rows[0], &stale, &rows[2]].map(|row| {
+        let mut change = current(change(row));
+        change.fan_out = Some("a1".into());
+        if let Some((_, task)) = &mut change.instance {
+            task.fan_out_id = Some("a1".into());
+        }
+        change
+    });
+    assert_eq!(store.change_all(&changes).await.unwrap(), [true, false, true]);
+    let after: Vec<i64> =
+        join_all(["f1", "f2", "f3"].map(async |id| store.deployment(id).await.unwrap().unwrap().last_sequence)).await;
+    assert_eq!(after, [2, 1, 2]);
+    assert_eq!(waiting().await, before, "held back");
+    let known = store.waiting_instances(&target(), 1000).await.unwrap();
+    assert!(known.iter().all(|place| place.id != "f1-i002"));
+    assert_eq!(store.fan_out_progress("a1").await.unwrap(), [("running".to_owned(), 2)]);
+    let tasks = store.tasks(TaskScope::FanOut("a1"), None, 10).await.unwrap();
+    assert_eq!(tasks.iter().map(|task| task.id.as_str()).collect::<Vec<_>>(), ["f3-t002", "f1-t002"]);
+
+    for level in [FanOutLevel::Cluster, FanOutLevel::Environment] {
+        let concerned = store.concerned(&fan_out("a1", level)).await.unwrap();
+        let found = concerned.iter().find(|one| one.deployment.id == "f1").unwrap();
+        let instance = store.instance("f1-i002").await.unwrap().unwrap();
+        assert_eq!(found.newest_state.as_deref(), Some("pending"));
+        assert_eq!(found.content_digest, Some(instance.spec.content_digest()));
+        assert!(concerned.iter().all(|one| one.deployment.state != DeploymentState::Deleted));
+        let secrets = store.concerned_secrets(&fan_out("a1", level)).await.unwrap();
+        assert!(secrets.contains(&("f1".to_owned(), "password".to_owned(), "f".to_owned())), "{secrets:?}");
+    }
+
+    let untouched = Untouched { failed: vec![("f2".into(), "why".into())], ..Untouched::default() };
+    store.finish_fan_out("a1", &untouched, 11).await.unwrap();
+    store.finish_fan_out("a1", &Untouched::default(), 12).await.unwrap();
+    let ended =
+        FanOut { state: FanOutState::Finished, untouched, ended_at: Some(11), ..fan_out("a1", FanOutLevel::Cluster) };
+    assert_eq!(store.fan_out("a1").await.unwrap(), Some(ended.clone()), "it ends once");
+    assert_eq!(store.fan_outs("cluster", None, 10).await.unwrap(), [ended]);
+    assert_eq!(store.fan_outs("cluster", Some("a1"), 10).await.unwrap(), []);
+    assert_eq!(waiting().await, before + 2);
 }
 
 /// Of many changes computed from the same row, one is stored.

@@ -313,7 +313,8 @@ async fn going_back_and_trying_again_need_nothing_of_what_is_said_today() {
     place.client.set_variable(&id, "A", "second").await.unwrap().unwrap();
     // From now on no hostname is possible.
     let suffix = vec!["a".repeat(60); 4].join(".");
-    let query = "mutation($id: ID!, $config: ConfigPatch!) { updateCluster(id: $id, config: $config) { id } }";
+    let query =
+        "mutation($id: ID!, $config: ConfigPatch!) { updateCluster(id: $id, config: $config) { cluster { id } } }";
     let patch = json!({ "set": { "fqdn_suffix": suffix } });
     place.client.ok(query, json!({ "id": place.cluster, "config": patch })).await;
     let error = place.client.set_variable(&id, "A", "third").await.unwrap_err().to_string();

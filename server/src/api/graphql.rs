@@ -3,13 +3,14 @@
 use super::Api;
 use super::error::{change as refused, coded, report as not_accepted, store as failed};
 use super::objects::{
-    Cluster, Deployment, Driver, DriverProblem, Environment, Instance, InstanceDiff, Page, PageInfo, Preview, Task,
+    Cluster, Deployment, Driver, DriverProblem, Environment, FanOut, Instance, InstanceDiff, Page, PageInfo, Preview,
+    Task,
 };
 use crate::auth::{self, Caller};
 use crate::changes::{self, Changed, CreateCluster, CreateDeployment, GitInput, Request, UpdateDeployment, Wish};
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus};
 use crate::secrets::Plain;
-use crate::store::{After, AfterStatus, Confirmations, Person, Snapshot, StatusRow, StatusScope};
+use crate::store::{After, AfterStatus, Confirmations, Person, Snapshot, StatusRow, StatusScope, TaskScope};
 use async_graphql::{
     Context, EmptySubscription, ID, InputObject, Json, MaybeUndefined, Object, OneofObject, OutputType, Result,
     SimpleObject,
@@ -155,15 +156,27 @@ pub(super) async fn instances(
     Ok(page(rows, limit, |row| row.sequence.to_string(), Instance))
 }
 
+pub(super) async fn fan_outs(
+    ctx: &Context<'_>,
+    subject: &str,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<FanOut>> {
+    let limit = limit(first)?;
+    let before = decode(after)?;
+    let rows = api(ctx)?.store.fan_outs(subject, before.as_deref(), wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| row.id.clone(), FanOut))
+}
+
 pub(super) async fn tasks(
     ctx: &Context<'_>,
-    deployment: Option<&str>,
+    scope: TaskScope<'_>,
     first: Option<i32>,
     after: Option<String>,
 ) -> Result<Page<Task>> {
     let limit = limit(first)?;
     let before = decode(after)?;
-    let rows = api(ctx)?.store.tasks(deployment, before.as_deref(), wanted(limit)).await.map_err(failed)?;
+    let rows = api(ctx)?.store.tasks(scope, before.as_deref(), wanted(limit)).await.map_err(failed)?;
     Ok(page(rows, limit, |row| row.id.clone(), Task))
 }
 
@@ -335,7 +348,14 @@ impl Query {
         after: Option<String>,
     ) -> Result<Page<Task>> {
         administrator(ctx)?;
-        tasks(ctx, deployment.as_ref().map(|id| id.as_str()), first, after).await
+        let scope = deployment.as_ref().map_or(TaskScope::All, |id| TaskScope::Deployment(id));
+        tasks(ctx, scope, first, after).await
+    }
+
+    /// One changed configuration on its way.
+    async fn fan_out(&self, ctx: &Context<'_>, id: ID) -> Result<Option<FanOut>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.fan_out(&id).await.map_err(failed)?.map(FanOut))
     }
 
     /// One task.
@@ -638,6 +658,24 @@ struct CreateClusterPayload {
     agent_token: String,
 }
 
+/// A cluster's configuration and its way.
+#[derive(SimpleObject)]
+struct UpdateClusterPayload {
+    /// The cluster as it is now.
+    cluster: Cluster,
+    /// Follow it to see the configuration arrive.
+    fan_out: FanOut,
+}
+
+/// An environment's configuration and its way.
+#[derive(SimpleObject)]
+struct UpdateEnvironmentPayload {
+    /// The environment as it is now.
+    environment: Environment,
+    /// Follow it to see the configuration arrive.
+    fan_out: FanOut,
+}
+
 /// What a change led to.
 #[derive(SimpleObject)]
 struct ChangePayload {
@@ -743,17 +781,20 @@ impl Mutation {
         Ok(CreateClusterPayload { cluster: Cluster(cluster), agent_token })
     }
 
-    /// Changes a cluster's configuration. Deployments take it up with their next change.
+    /// Changes a cluster's configuration and takes it to every deployment that it changes. The same once more
+    /// tries again those that could not be changed.
     async fn update_cluster(
         &self,
         ctx: &Context<'_>,
         id: ID,
         config: Option<ConfigPatch>,
         age_recipient: Option<String>,
-    ) -> Result<Cluster> {
-        administrator(ctx)?;
+    ) -> Result<UpdateClusterPayload> {
+        let author = administrator(ctx)?;
         let patch = Wrapped::from(config).0;
-        Ok(Cluster(api(ctx)?.changes.update_cluster(&id, &patch, age_recipient).await.map_err(refused)?))
+        let updated = api(ctx)?.changes.update_cluster(&id, &patch, age_recipient, author).await;
+        let (cluster, fan_out) = updated.map_err(refused)?;
+        Ok(UpdateClusterPayload { cluster: Cluster(cluster), fan_out: FanOut(fan_out) })
     }
 
     /// Adds an environment to a cluster.
@@ -770,11 +811,19 @@ impl Mutation {
         Ok(Environment(changes.create_environment(&cluster, &name, config, author).await.map_err(refused)?))
     }
 
-    /// Changes an environment's configuration. Deployments take it up with their next change.
-    async fn update_environment(&self, ctx: &Context<'_>, id: ID, config: ConfigPatch) -> Result<Environment> {
-        administrator(ctx)?;
+    /// Changes an environment's configuration and takes it to every deployment that it changes. The same once
+    /// more tries again those that could not be changed.
+    async fn update_environment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        config: ConfigPatch,
+    ) -> Result<UpdateEnvironmentPayload> {
+        let author = administrator(ctx)?;
         let patch = Wrapped::from(Some(config)).0;
-        Ok(Environment(api(ctx)?.changes.update_environment(&id, &patch).await.map_err(refused)?))
+        let updated = api(ctx)?.changes.update_environment(&id, &patch, author).await;
+        let (environment, fan_out) = updated.map_err(refused)?;
+        Ok(UpdateEnvironmentPayload { environment: Environment(environment), fan_out: FanOut(fan_out) })
     }
 
     /// Adds a deployment.

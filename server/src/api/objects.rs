@@ -6,7 +6,8 @@ use crate::changes;
 use crate::clock::timestamp;
 use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
 use crate::store::{
-    self, DeploymentState, InstanceState, LastReport, Lifecycle, Millis, Snapshot, StatusScope, StepState, TaskState,
+    self, DeploymentState, FanOutLevel, FanOutState, InstanceState, LastReport, Lifecycle, Millis, Snapshot,
+    StatusScope, StepState, TaskScope, TaskState,
 };
 use async_graphql::{ComplexObject, Context, Enum, ID, Json, Object, OutputType, Result, SimpleObject};
 use serde_json::Value;
@@ -35,6 +36,7 @@ pub(super) struct PageInfo {
 #[graphql(concrete(name = "DeploymentPage", params(Deployment)))]
 #[graphql(concrete(name = "InstancePage", params(Instance)))]
 #[graphql(concrete(name = "TaskPage", params(Task)))]
+#[graphql(concrete(name = "FanOutPage", params(FanOut)))]
 #[graphql(concrete(name = "PodStatusPage", params(PodStatus)))]
 #[graphql(concrete(name = "DeploymentStatusPage", params(DeploymentStatus)))]
 #[graphql(concrete(name = "FluxStatusPage", params(FluxStatus)))]
@@ -86,6 +88,11 @@ impl Cluster {
         after: Option<String>,
     ) -> Result<Page<Environment>> {
         graphql::environments(ctx, Some(&self.0.id), first, after).await
+    }
+    /// Its changed configurations on their way to the deployments, newest first.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn fan_outs(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<FanOut>> {
+        graphql::fan_outs(ctx, &self.0.id, first, after).await
     }
     /// Its agent, as it last reported; null: it never did.
     async fn agent(&self, ctx: &Context<'_>) -> Result<Option<Agent>> {
@@ -189,6 +196,107 @@ impl Environment {
     ) -> Result<Page<Deployment>> {
         graphql::deployments(ctx, None, Some(&self.0.id), first, after).await
     }
+    /// Its changed configurations on their way to the deployments, newest first.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn fan_outs(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<FanOut>> {
+        graphql::fan_outs(ctx, &self.0.id, first, after).await
+    }
+}
+
+/// A changed configuration on its way to every deployment that takes values from it.
+pub(super) struct FanOut(pub(super) store::FanOut);
+
+#[Object]
+impl FanOut {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    /// Whose configuration changed.
+    async fn level(&self) -> FanOutLevel {
+        self.0.level
+    }
+    /// Id of that cluster or environment.
+    async fn subject_id(&self) -> ID {
+        ID(self.0.subject_id.clone())
+    }
+    async fn state(&self) -> FanOutState {
+        self.0.state
+    }
+    async fn author(&self) -> Author {
+        Author { name: self.0.author_name.clone(), email: self.0.author_email.clone() }
+    }
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    /// When every deployment had been looked at.
+    async fn ended_at(&self) -> Option<String> {
+        self.0.ended_at.map(time)
+    }
+    /// The deployments that it changes, by how far their tasks are.
+    async fn changed(&self, ctx: &Context<'_>) -> Result<FanOutProgress> {
+        let found = ctx.data::<Api>()?.store.fan_out_progress(&self.0.id).await.map_err(failed)?;
+        let of =
+            |state: TaskState| found.iter().find(|(known, _)| known == state.as_str()).map_or(0, |(_, count)| *count);
+        Ok(FanOutProgress {
+            total: found.iter().map(|(_, count)| count).sum(),
+            running: of(TaskState::Running),
+            succeeded: of(TaskState::Succeeded),
+            failed: of(TaskState::Failed),
+            superseded: of(TaskState::Superseded),
+        })
+    }
+    /// Tasks of the deployments that it changes, newest first.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn tasks(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Task>> {
+        graphql::tasks(ctx, TaskScope::FanOut(&self.0.id), first, after).await
+    }
+    /// Number of deployments that have what is said now already. Empty like the lists below while it runs.
+    async fn unchanged(&self) -> usize {
+        self.0.untouched.unchanged.len()
+    }
+    /// Ids of those.
+    #[graphql(complexity = 1000)]
+    async fn unchanged_ids(&self) -> Vec<ID> {
+        self.0.untouched.unchanged.iter().cloned().map(ID).collect()
+    }
+    /// Deployments that it was not tried for, and why.
+    #[graphql(complexity = 1000)]
+    async fn skipped(&self) -> Vec<LeftAlone> {
+        left_alone(&self.0.untouched.skipped)
+    }
+    /// Deployments that could not be changed, and why. The same configuration once more tries them again.
+    #[graphql(complexity = 1000)]
+    async fn failed(&self) -> Vec<LeftAlone> {
+        left_alone(&self.0.untouched.failed)
+    }
+}
+
+/// Deployments that a fan-out changes, by the state of their tasks.
+#[derive(SimpleObject)]
+struct FanOutProgress {
+    /// All.
+    total: i64,
+    /// On their way.
+    running: i64,
+    /// Done.
+    succeeded: i64,
+    /// Given up.
+    failed: i64,
+    /// A newer change took their place.
+    superseded: i64,
+}
+
+/// A deployment that a fan-out left as it is.
+#[derive(SimpleObject)]
+struct LeftAlone {
+    /// The deployment.
+    deployment_id: ID,
+    /// Why.
+    reason: String,
+}
+
+fn left_alone(found: &[(String, String)]) -> Vec<LeftAlone> {
+    found.iter().map(|(id, reason)| LeftAlone { deployment_id: ID(id.clone()), reason: reason.clone() }).collect()
 }
 
 /// Where a value was set.
@@ -297,7 +405,7 @@ impl Deployment {
     /// Newest first.
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
     async fn tasks(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Task>> {
-        graphql::tasks(ctx, Some(&self.0.id), first, after).await
+        graphql::tasks(ctx, TaskScope::Deployment(&self.0.id), first, after).await
     }
     /// Its pods as last reported, by namespace and name.
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
@@ -560,6 +668,11 @@ impl Task {
     }
     async fn ended_at(&self) -> Option<String> {
         self.0.ended_at.map(time)
+    }
+    /// The fan-out that it is part of; null: it was asked for by itself.
+    async fn fan_out(&self, ctx: &Context<'_>) -> Result<Option<FanOut>> {
+        let Some(id) = &self.0.fan_out_id else { return Ok(None) };
+        Ok(ctx.data::<Api>()?.store.fan_out(id).await.map_err(failed)?.map(FanOut))
     }
     async fn instance(&self, ctx: &Context<'_>) -> Result<Option<Instance>> {
         instance(ctx, Some(&self.0.instance_id)).await

@@ -5,8 +5,8 @@ use super::request::driver_of;
 use super::{ChangeError, Result, invalid, parse_id, split_secrets};
 use crate::secrets::{Plain, ServerKey, parameter_place, sops};
 use crate::store::{
-    Change, Cluster, Deployment, DeploymentState, Environment, Instance, InstanceState, Lifecycle, Millis, Person,
-    Sealed, Secret, Sources, Target, Task, TaskState,
+    Change, Cluster, Concerned, Deployment, DeploymentState, Environment, Instance, InstanceState, Lifecycle, Millis,
+    Person, Sealed, Secret, Sources, Target, Task, TaskState,
 };
 use crate::tasks::machine;
 use anyhow::anyhow;
@@ -83,6 +83,8 @@ pub(super) struct Edit {
     /// An earlier instance whose content comes back, with its driver.
     pub(super) restore: Option<(Box<Instance>, Arc<Driver>)>,
     pub(super) delete: bool,
+    /// The fan-out that asks for it.
+    pub(super) fan_out: Option<String>,
 }
 
 impl Edit {
@@ -172,6 +174,7 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         remove_secrets,
         instance: None,
         target,
+        fan_out: edit.fan_out.clone(),
         author: author.clone(),
         now,
     };
@@ -191,6 +194,7 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         let sources = sources(&change.deployment, &secrets);
         let ids = (uuid::Uuid::now_v7().to_string(), uuid::Uuid::now_v7().to_string());
         let (instance, task) = complete(draft, rows, &mut change.deployment, driver.as_deref(), author, now, ids)?;
+        let task = Task { fan_out_id: edit.fan_out.clone(), ..task };
         change.instance = Some((Instance { sources: Some(sources), ..instance }, task));
     }
     let is_nothing = change.instance.is_none()
@@ -282,53 +286,22 @@ fn draft(
     let object = format!("deployment \"{}\"", deployment.name);
     let deployment_id: DeploymentId = parse_id("deployment", &deployment.id)?;
     let environment_id: EnvironmentId = parse_id("environment", &rows.environment.id)?;
-    let fingerprints: BTreeMap<String, String> =
-        secrets.values().map(|row| (row.name.clone(), row.fingerprint.clone())).collect();
+    let fingerprints: Fingerprints = secrets.values().map(|row| (row.name.clone(), row.fingerprint.clone())).collect();
     // A rollback takes what cluster and environment said then, too; another attempt is one of the same content.
     let kept = edit.restore.as_ref().map(|(old, _)| &**old).or(rows.newest.as_ref().filter(|_| edit.again));
-    let resolve = || -> Result<context::Resolution> {
-        Ok(context::resolve(&Inputs {
-            cluster: Named { id: parse_id("cluster", &rows.cluster.id)?, name: rows.cluster.name.clone() },
-            environment: Named { id: environment_id.clone(), name: rows.environment.name.clone() },
-            deployment: Named { id: deployment_id.clone(), name: deployment.name.clone() },
-            driver,
-            application_version: &deployment.application_version,
-            cluster_config: &rows.cluster.config,
-            environment_config: &rows.environment.config,
-            deployment_config: &deployment.config,
-            parameters: &deployment.parameters,
-            secret_fingerprints: &fingerprints,
-        })?)
-    };
     let (context, origins) = match kept {
         Some(kept) => (kept.spec.context.clone(), kept.origins.clone()),
-        None => resolve().map(|resolution| (resolution.context, resolution.origins))?,
+        None => {
+            let found = resolve(&rows.cluster, &rows.environment, deployment, driver, &fingerprints)?;
+            (found.context, found.origins)
+        }
     };
     let newest = rows.newest.as_ref();
     let mut jobs = newest.map(|newest| newest.spec.jobs.clone()).unwrap_or_default();
     jobs.extend(edit.run_job.iter().map(|action| new_run(action)));
-    let mut spec = StyrminDeploymentSpec {
-        deployment_id: deployment_id.clone(),
-        instance_id: String::new(),
-        lifecycle: match deployment.lifecycle {
-            Lifecycle::Stopped => spec::Lifecycle::Stopped,
-            _ => spec::Lifecycle::Running,
-        },
-        driver: DriverRef {
-            name: driver.name().to_owned(),
-            version: driver.version.to_string(),
-            digest: driver.digest.clone(),
-        },
-        application_version: deployment.application_version.clone(),
-        context,
-        jobs,
-    };
-    let on_its_way = newest.filter(|newest| {
-        matches!(newest.state, InstanceState::Pending | InstanceState::Committed | InstanceState::Active)
-    });
-    let recipients: Vec<String> = rows.cluster.age_recipient.iter().cloned().collect();
-    let stamp = (!secrets.is_empty())
-        .then(|| canonical::digest(&json!({ "fingerprints": fingerprints, "recipients": recipients })));
+    let mut spec = spec_of(deployment, deployment_id.clone(), driver, context, jobs);
+    let on_its_way = newest.filter(|newest| is_on_its_way(newest.state));
+    let stamp = secrets_stamp(&rows.cluster, &fingerprints);
     if !edit.again && on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp)
     {
         return Ok(None);
@@ -362,10 +335,92 @@ fn draft(
         None => None,
         Some(stamp) => Some(match newest.filter(|newest| newest.secrets_stamp.as_ref() == Some(stamp)) {
             Some(Instance { secrets_file: Some(file), .. }) => file.clone(),
-            _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, &recipients, key, timestamp)?,
+            _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, key, timestamp)?,
         }),
     };
     Ok(Some(Draft { spec, origins, secrets_file, secrets_stamp: stamp, workflow }))
+}
+
+/// Name and fingerprint of each secret parameter.
+pub(super) type Fingerprints = BTreeMap<String, String>;
+
+/// Whether a deployment has, or is about to have, what cluster, environment and itself say now: whether
+/// [`run`] would find nothing to do. Without reading its newest instance.
+pub(super) fn is_current(
+    cluster: &Cluster,
+    environment: &Environment,
+    known: &Concerned,
+    driver: &Driver,
+    fingerprints: &Fingerprints,
+) -> Result<bool> {
+    let deployment = &known.deployment;
+    let id = parse_id("deployment", &deployment.id)?;
+    let context = resolve(cluster, environment, deployment, driver, fingerprints)?.context;
+    let state = known.newest_state.clone().map(InstanceState::try_from).and_then(std::result::Result::ok);
+    Ok(state.is_some_and(is_on_its_way)
+        && known.secrets_stamp == secrets_stamp(cluster, fingerprints)
+        && known.content_digest == Some(spec_of(deployment, id, driver, context, Vec::new()).content_digest()))
+}
+
+fn resolve(
+    cluster: &Cluster,
+    environment: &Environment,
+    deployment: &Deployment,
+    driver: &Driver,
+    fingerprints: &Fingerprints,
+) -> Result<context::Resolution> {
+    Ok(context::resolve(&Inputs {
+        cluster: Named { id: parse_id("cluster", &cluster.id)?, name: cluster.name.clone() },
+        environment: Named { id: parse_id("environment", &environment.id)?, name: environment.name.clone() },
+        deployment: Named { id: parse_id("deployment", &deployment.id)?, name: deployment.name.clone() },
+        driver,
+        application_version: &deployment.application_version,
+        cluster_config: &cluster.config,
+        environment_config: &environment.config,
+        deployment_config: &deployment.config,
+        parameters: &deployment.parameters,
+        secret_fingerprints: fingerprints,
+    })?)
+}
+
+/// What a deployment asks for, without an instance.
+fn spec_of(
+    deployment: &Deployment,
+    id: DeploymentId,
+    driver: &Driver,
+    context: Value,
+    jobs: Vec<JobRun>,
+) -> StyrminDeploymentSpec {
+    StyrminDeploymentSpec {
+        deployment_id: id,
+        instance_id: String::new(),
+        lifecycle: match deployment.lifecycle {
+            Lifecycle::Stopped => spec::Lifecycle::Stopped,
+            _ => spec::Lifecycle::Running,
+        },
+        driver: DriverRef {
+            name: driver.name().to_owned(),
+            version: driver.version.to_string(),
+            digest: driver.digest.clone(),
+        },
+        application_version: deployment.application_version.clone(),
+        context,
+        jobs,
+    }
+}
+
+fn is_on_its_way(state: InstanceState) -> bool {
+    matches!(state, InstanceState::Pending | InstanceState::Committed | InstanceState::Active)
+}
+
+fn recipients(cluster: &Cluster) -> Vec<String> {
+    cluster.age_recipient.iter().cloned().collect()
+}
+
+/// What a secrets file is made from; `None`: there are no secrets.
+fn secrets_stamp(cluster: &Cluster, fingerprints: &Fingerprints) -> Option<String> {
+    (!fingerprints.is_empty())
+        .then(|| canonical::digest(&json!({ "fingerprints": fingerprints, "recipients": recipients(cluster) })))
 }
 
 fn new_run(action: &str) -> JobRun {
@@ -379,10 +434,10 @@ fn encrypt(
     deployment: &DeploymentId,
     environment: &EnvironmentId,
     secrets: &BTreeMap<String, Secret>,
-    recipients: &[String],
     key: &ServerKey,
     timestamp: jiff::Timestamp,
 ) -> Result<String> {
+    let recipients = recipients(&rows.cluster);
     if recipients.is_empty() {
         return Err(invalid(
             object,
@@ -408,7 +463,7 @@ fn encrypt(
         }),
         values: &values,
     };
-    Ok(sops::encrypt(&file, recipients, timestamp)?)
+    Ok(sops::encrypt(&file, &recipients, timestamp)?)
 }
 
 /// Gives a draft its ids, its place in the sequence, its bytes and its task.
@@ -450,6 +505,7 @@ fn complete(
         version: 1,
         created_at: now,
         ended_at: None,
+        fan_out_id: None,
         steps: machine::predict(&task_id, &plan, now),
     };
     let instance = Instance {

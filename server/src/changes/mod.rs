@@ -6,10 +6,12 @@
 //! moved means: compute again. So two people's changes at the same time both count, and nothing is
 //! ever half stored. What must never enter: Git, clusters, HTTP.
 //!
-//! [`Changes`] has one method per mutation; `compute` holds what they share and does no I/O.
+//! [`Changes`] has one method per mutation; `compute` holds what they share and does no I/O. `fan_out` takes a
+//! changed configuration to the deployments.
 
 mod compute;
 mod error;
+mod fan_out;
 mod locks;
 mod preview;
 mod request;
@@ -24,8 +26,8 @@ use crate::reports::DeploymentStatus;
 use crate::repository::{self, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
-    Cluster, Deployment, DeploymentState, Environment, Lifecycle, Person, Snapshot, StatusScope, Store, StoreError,
-    Target, Task, Token, TokenKind,
+    Cluster, Deployment, DeploymentState, Environment, FanOut, FanOutLevel, Lifecycle, Person, Snapshot, StatusScope,
+    Store, StoreError, Target, Task, Token, TokenKind,
 };
 use crate::{auth, metrics};
 use compute::{Computation, Edit, Rows, Runs};
@@ -39,6 +41,7 @@ use std::time::Duration;
 use styrmin_renderer::config::{self, Level, Object, Patch};
 use styrmin_renderer::names;
 use styrmin_renderer::{Problem, Problems};
+use tokio::sync::Notify;
 
 /// How often a change is computed again when its rows moved. Changes of one server queue up, so
 /// only those of other replicas can make it necessary.
@@ -91,6 +94,8 @@ pub struct Changes {
     clock: Arc<dyn Clock>,
     wake: Wake,
     locks: Locks,
+    /// A fan-out has begun.
+    fan_outs: Notify,
 }
 
 type Result<T> = std::result::Result<T, ChangeError>;
@@ -121,7 +126,7 @@ impl Changes {
         clock: Arc<dyn Clock>,
         wake: Wake,
     ) -> Self {
-        Self { store, drivers, key, clock, wake, locks: Locks::default() }
+        Self { store, drivers, key, clock, wake, locks: Locks::default(), fan_outs: Notify::new() }
     }
 
     /// Adds a cluster; gives it back with its agent's token, which is shown this once.
@@ -222,11 +227,18 @@ impl Changes {
         }
     }
 
-    /// Changes a cluster's configuration and, when given, its age recipient.
+    /// Changes a cluster's configuration and, when given, its age recipient, and begins to take that to its
+    /// deployments. The same once more tries again what could not be done.
     ///
     /// # Errors
     /// When it does not exist or the input is not good.
-    pub async fn update_cluster(&self, id: &str, patch: &Patch, age_recipient: Option<String>) -> Result<Cluster> {
+    pub async fn update_cluster(
+        &self,
+        id: &str,
+        patch: &Patch,
+        age_recipient: Option<String>,
+        author: &Person,
+    ) -> Result<(Cluster, FanOut)> {
         for _ in 0..ATTEMPTS {
             let mut row = self.cluster(id).await?;
             let object = format!("cluster \"{}\"", row.name);
@@ -234,15 +246,14 @@ impl Changes {
             let config = patch.apply(&object, &row.config)?;
             config::check(&object, Level::Cluster, &config)?;
             let recipient = age_recipient.clone().or_else(|| row.age_recipient.clone());
-            if config == row.config && recipient == row.age_recipient {
-                return Ok(row);
-            }
             (row.config, row.age_recipient) = (config, recipient);
-            match self.store.update_cluster(&row).await {
+            let fan_out = self.new_fan_out(FanOutLevel::Cluster, &row.id, &row.id, author);
+            match self.store.update_cluster(&row, &fan_out).await {
                 Err(StoreError::Conflict) => {}
                 other => {
                     other?;
-                    return Ok(Cluster { version: row.version + 1, ..row });
+                    self.fan_outs.notify_one();
+                    return Ok((Cluster { version: row.version + 1, ..row }, fan_out));
                 }
             }
         }
@@ -288,25 +299,25 @@ impl Changes {
         Ok(row)
     }
 
-    /// Changes an environment's configuration. Its deployments take it up with their next change.
+    /// Changes an environment's configuration and begins to take it to its deployments. The same once more tries
+    /// again what could not be done.
     ///
     /// # Errors
     /// When it does not exist or the input is not good.
-    pub async fn update_environment(&self, id: &str, patch: &Patch) -> Result<Environment> {
+    pub async fn update_environment(&self, id: &str, patch: &Patch, author: &Person) -> Result<(Environment, FanOut)> {
         for _ in 0..ATTEMPTS {
             let mut row = self.environment(id).await?;
             let object = format!("environment \"{}\"", row.name);
             let config = patch.apply(&object, &row.config)?;
             config::check(&object, Level::Environment, &config)?;
-            if config == row.config {
-                return Ok(row);
-            }
             row.config = config;
-            match self.store.update_environment(&row).await {
+            let fan_out = self.new_fan_out(FanOutLevel::Environment, &row.id, &row.cluster_id, author);
+            match self.store.update_environment(&row, &fan_out).await {
                 Err(StoreError::Conflict) => {}
                 other => {
                     other?;
-                    return Ok(Environment { version: row.version + 1, ..row });
+                    self.fan_outs.notify_one();
+                    return Ok((Environment { version: row.version + 1, ..row }, fan_out));
                 }
             }
         }
@@ -488,6 +499,11 @@ impl Changes {
         let deployment = self.store.deployment(id).await?.ok_or_else(not_found)?;
         let environment = self.environment(&deployment.environment_id).await?;
         let cluster = self.cluster(&environment.cluster_id).await?;
+        self.rows_of(deployment, environment, cluster).await
+    }
+
+    /// What else belongs to a deployment.
+    async fn rows_of(&self, deployment: Deployment, environment: Environment, cluster: Cluster) -> Result<Rows> {
         let newest = match &deployment.newest_instance_id {
             Some(id) => self.store.instance(id).await?,
             None => None,
@@ -498,7 +514,7 @@ impl Changes {
         };
         let driver = self.drivers.catalog().by_digest.get(&deployment.driver_digest).cloned();
         let runs = self.runs(&deployment).await?;
-        let secrets = self.store.secrets(id).await?;
+        let secrets = self.store.secrets(&deployment.id).await?;
         Ok(Rows { cluster, environment, deployment, driver, newest, active, secrets, runs })
     }
 

@@ -839,6 +839,7 @@ mod tests {
             version: 1,
             created_at: 1,
             ended_at: None,
+            fan_out_id: None,
             steps: vec![step(ended_at)],
         };
         assert!(!pushed_long_ago(&task(None), 99_000));

@@ -155,6 +155,26 @@ text_enum! {
 }
 
 text_enum! {
+    /// Whose configuration changed.
+    FanOutLevel {
+        /// A cluster's.
+        Cluster = "cluster",
+        /// An environment's.
+        Environment = "environment",
+    }
+}
+
+text_enum! {
+    /// Where a fan-out is.
+    FanOutState {
+        /// Deployments are still looked at.
+        Running = "running",
+        /// Every deployment was looked at; what changes goes on as tasks.
+        Finished = "finished",
+    }
+}
+
+text_enum! {
     /// What an outbox row asks for. The writer renders it from the database when it writes.
     OutboxKind {
         /// The skeleton of a cluster's repository.
@@ -424,6 +444,8 @@ pub struct Task {
     pub created_at: Millis,
     /// When it ended.
     pub ended_at: Option<Millis>,
+    /// The fan-out that it is part of.
+    pub fan_out_id: Option<String>,
     /// In order.
     #[sqlx(skip)]
     pub steps: Vec<Step>,
@@ -449,6 +471,71 @@ pub struct Step {
     pub started_at: Option<Millis>,
     /// When it ended.
     pub ended_at: Option<Millis>,
+}
+
+/// A changed configuration on its way to every deployment that takes values from it. The deployments that it
+/// changes are its tasks.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct FanOut {
+    /// UUID.
+    pub id: String,
+    /// Whose configuration changed.
+    #[sqlx(try_from = "String")]
+    pub level: FanOutLevel,
+    /// Id of the cluster or environment.
+    pub subject_id: String,
+    /// The cluster.
+    pub cluster_id: String,
+    /// Where it is.
+    #[sqlx(try_from = "String")]
+    pub state: FanOutState,
+    /// What it left as it is; empty while it runs.
+    #[sqlx(json)]
+    pub untouched: Untouched,
+    /// Who changed the configuration.
+    pub author_name: String,
+    /// Who changed the configuration.
+    pub author_email: String,
+    /// When.
+    pub created_at: Millis,
+    /// When every deployment had been looked at.
+    pub ended_at: Option<Millis>,
+}
+
+/// Deployments that a fan-out left as they are, by id.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Untouched {
+    /// They have what is said now, or it is on its way.
+    pub unchanged: Vec<String>,
+    /// With the reason why nothing was tried.
+    pub skipped: Vec<(String, String)>,
+    /// With what kept them from it.
+    pub failed: Vec<(String, String)>,
+}
+
+/// A deployment, and as much of its newest instance as tells whether a configuration changes it.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Concerned {
+    /// The deployment.
+    #[sqlx(flatten)]
+    pub deployment: Deployment,
+    /// State of its newest instance.
+    pub newest_state: Option<String>,
+    /// Digest of what that asks for.
+    pub content_digest: Option<String>,
+    /// What its secrets file was made from.
+    pub secrets_stamp: Option<String>,
+}
+
+/// Which tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskScope<'a> {
+    /// All.
+    All,
+    /// Of one deployment.
+    Deployment(&'a str),
+    /// Of one fan-out.
+    FanOut(&'a str),
 }
 
 /// Something that must reach a repository.
@@ -581,6 +668,8 @@ pub struct Change {
     pub instance: Option<(Instance, Task)>,
     /// Where it must be written.
     pub target: Target,
+    /// The fan-out that it is part of: it is not written before that has ended.
+    pub fan_out: Option<String>,
     /// Who changes.
     pub author: Person,
     /// When.
@@ -793,8 +882,9 @@ pub trait Store: Send + Sync {
 
     /// Adds a cluster, its agent's token and the request for its skeleton.
     async fn insert_cluster(&self, cluster: &Cluster, agent: &Token, author: &Person) -> Result<()>;
-    /// Replaces configuration and recipient of a cluster whose version is still that of the row.
-    async fn update_cluster(&self, cluster: &Cluster) -> Result<()>;
+    /// Replaces configuration and recipient of a cluster whose version is still that of the row, and begins
+    /// the fan-out.
+    async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()>;
     /// One cluster by id or name.
     async fn cluster(&self, id_or_name: &str) -> Result<Option<Cluster>>;
     /// Clusters whose files are in this repository and branch, oldest first.
@@ -804,15 +894,34 @@ pub trait Store: Send + Sync {
 
     /// Adds an environment and the request for its files.
     async fn insert_environment(&self, environment: &Environment, target: &Target, author: &Person) -> Result<()>;
-    /// Replaces the configuration of an environment whose version is still that of the row.
-    async fn update_environment(&self, environment: &Environment) -> Result<()>;
+    /// Replaces the configuration of an environment whose version is still that of the row, and begins the
+    /// fan-out.
+    async fn update_environment(&self, environment: &Environment, fan_out: &FanOut) -> Result<()>;
     /// One environment by id.
     async fn environment(&self, id: &str) -> Result<Option<Environment>>;
     /// Environments by name, of one cluster or all.
     async fn environments(&self, cluster: Option<&str>, after: After, limit: i64) -> Result<Vec<Environment>>;
 
+    /// Fan-outs that have not ended, oldest first.
+    async fn running_fan_outs(&self) -> Result<Vec<FanOut>>;
+    /// One fan-out by id.
+    async fn fan_out(&self, id: &str) -> Result<Option<FanOut>>;
+    /// Fan-outs of a cluster or environment, newest first, older than an id.
+    async fn fan_outs(&self, subject: &str, before: Option<&str>, limit: i64) -> Result<Vec<FanOut>>;
+    /// The deployments that a fan-out concerns, those that are gone excepted, in one statement.
+    async fn concerned(&self, fan_out: &FanOut) -> Result<Vec<Concerned>>;
+    /// Deployment, name and fingerprint of every secret of these deployments, in one statement.
+    async fn concerned_secrets(&self, fan_out: &FanOut) -> Result<Vec<(String, String, String)>>;
+    /// Tasks of a fan-out by their state.
+    async fn fan_out_progress(&self, id: &str) -> Result<Vec<(String, i64)>>;
+    /// Every deployment was looked at: what it changed may be written.
+    async fn finish_fan_out(&self, id: &str, untouched: &Untouched, now: Millis) -> Result<()>;
+
     /// Stores a change; gives back the row as stored.
     async fn change(&self, change: &Change) -> Result<Deployment>;
+    /// Stores changes of existing deployments in one transaction; `false` for each that was computed from
+    /// rows that have moved, and of which nothing is stored.
+    async fn change_all(&self, changes: &[Change]) -> Result<Vec<bool>>;
     /// One deployment by id.
     async fn deployment(&self, id: &str) -> Result<Option<Deployment>>;
     /// Deployments by name, of one environment, one cluster or all.
@@ -832,12 +941,12 @@ pub trait Store: Send + Sync {
     async fn instances(&self, deployment: &str, before: Option<i64>, limit: i64) -> Result<Vec<Instance>>;
     /// One task with its steps.
     async fn task(&self, id: &str) -> Result<Option<Task>>;
-    /// Tasks of a deployment, or all, newest first, older than an id.
-    async fn tasks(&self, deployment: Option<&str>, before: Option<&str>, limit: i64) -> Result<Vec<Task>>;
+    /// Tasks, newest first, older than an id.
+    async fn tasks(&self, scope: TaskScope<'_>, before: Option<&str>, limit: i64) -> Result<Vec<Task>>;
 
     /// Repositories with something to write or to find out.
     async fn targets(&self) -> Result<Vec<Target>>;
-    /// Waiting rows of one repository, oldest first.
+    /// Waiting rows of one repository, oldest first; without those of fan-outs that have not ended.
     async fn outbox(&self, target: &Target, limit: i64) -> Result<Vec<OutboxRow>>;
     /// Number of waiting rows.
     async fn outbox_size(&self) -> Result<i64>;

@@ -3,17 +3,18 @@
 
 use super::{BEGIN, Db, for_share};
 use crate::store::{
-    After, AfterStatus, Batch, BatchRows, Change, Cluster, Confirmations, Deployment, DeploymentOutcome,
-    DeploymentPlace, DriverVersion, Environment, Instance, InstanceOutcome, InstancePlace, InstanceToWrite, LastReport,
-    Lifecycle, OutboxKind, OutboxRow, Person, Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey,
-    StatusRow, StatusScope, Step, Store, StoreError, Target, Task, Token, TokenKind,
+    After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
+    DeploymentPlace, DriverVersion, Environment, FanOut, FanOutLevel, Instance, InstanceOutcome, InstancePlace,
+    InstanceToWrite, LastReport, Lifecycle, Millis, OutboxKind, OutboxRow, Person, Pushed, Report, Result, RunningTask,
+    Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store, StoreError, Target, Task, TaskScope, Token,
+    TokenKind, Untouched,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
 use sqlx::{Pool, QueryBuilder, Row as _, Transaction};
 use std::collections::HashMap;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// A store on one kind of database.
 pub(in crate::store) struct SqlStore {
@@ -52,6 +53,14 @@ impl SqlStore {
         Ok(self.writer.begin_with(BEGIN).await?)
     }
 
+    /// The turn of a change.
+    async fn turn(&self) -> Result<SemaphorePermit<'_>> {
+        match tokio::time::timeout(TURN_LIMIT, self.changes.acquire()).await {
+            Ok(Ok(turn)) => Ok(turn),
+            _ => Err(sqlx::Error::PoolTimedOut.into()),
+        }
+    }
+
     async fn with_steps(&self, mut tasks: Vec<Task>) -> Result<Vec<Task>> {
         for task in &mut tasks {
             task.steps = sqlx::query_as::<_, Step>("SELECT * FROM task_steps WHERE task_id = $1 ORDER BY position")
@@ -84,13 +93,13 @@ async fn insert_token(tx: &mut Tx, token: &Token) -> Result<()> {
 async fn insert_outbox(
     tx: &mut Tx,
     target: &Target,
-    kind: OutboxKind,
-    subject: &str,
+    (kind, subject): (OutboxKind, &str),
+    fan_out: Option<&String>,
     author: &Person,
     now: i64,
 ) -> Result<()> {
     sqlx::query(
-        "INSERT INTO outbox (repository, branch, kind, subject_id, author_name, author_email, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        "INSERT INTO outbox (repository, branch, kind, subject_id, author_name, author_email, created_at, fan_out_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
     )
     .bind(&target.repository)
     .bind(&target.branch)
@@ -99,6 +108,26 @@ async fn insert_outbox(
     .bind(&author.name)
     .bind(&author.email)
     .bind(now)
+    .bind(fan_out)
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+async fn insert_fan_out(tx: &mut Tx, row: &FanOut) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO fan_outs (id, level, subject_id, cluster_id, state, untouched, author_name, author_email, created_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    )
+    .bind(&row.id)
+    .bind(row.level.as_str())
+    .bind(&row.subject_id)
+    .bind(&row.cluster_id)
+    .bind(row.state.as_str())
+    .bind(Json(&row.untouched))
+    .bind(&row.author_name)
+    .bind(&row.author_email)
+    .bind(row.created_at)
+    .bind(row.ended_at)
     .execute(&mut **tx)
     .await?;
     Ok(())
@@ -120,8 +149,8 @@ async fn insert_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
     row.shard = (allocated - 1) / size;
     if row.shard > 0 && (allocated - 1) % size == 0 {
         // The first of a new shard: its Kustomization must be there before it.
-        insert_outbox(tx, &change.target, OutboxKind::Environment, &row.environment_id, &change.author, change.now)
-            .await?;
+        let row = (OutboxKind::Environment, row.environment_id.as_str());
+        insert_outbox(tx, &change.target, row, None, &change.author, change.now).await?;
     }
     row.version = 1;
     sqlx::query(
@@ -179,7 +208,7 @@ async fn update_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
 
 async fn insert_instance(tx: &mut Tx, row: &Instance) -> Result<()> {
     sqlx::query(
-        "INSERT INTO instances (id, deployment_id, sequence, workflow, spec, origins, document, secrets_file, secrets_stamp, state, revision, task_id, author_name, author_email, created_at, sources) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
+        "INSERT INTO instances (id, deployment_id, sequence, workflow, spec, origins, document, secrets_file, secrets_stamp, state, revision, task_id, author_name, author_email, created_at, sources, content_digest) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
     )
     .bind(&row.id)
     .bind(&row.deployment_id)
@@ -197,6 +226,7 @@ async fn insert_instance(tx: &mut Tx, row: &Instance) -> Result<()> {
     .bind(&row.author_email)
     .bind(row.created_at)
     .bind(row.sources.as_ref().map(Json))
+    .bind(row.spec.content_digest())
     .execute(&mut **tx)
     .await
     // Another change took this sequence.
@@ -209,7 +239,7 @@ async fn insert_instance(tx: &mut Tx, row: &Instance) -> Result<()> {
 
 async fn insert_task(tx: &mut Tx, row: &Task) -> Result<()> {
     sqlx::query(
-        "INSERT INTO tasks (id, deployment_id, instance_id, sequence, workflow, state, message, author_name, author_email, version, created_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+        "INSERT INTO tasks (id, deployment_id, instance_id, sequence, workflow, state, message, author_name, author_email, version, created_at, ended_at, fan_out_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
     )
     .bind(&row.id)
     .bind(&row.deployment_id)
@@ -223,6 +253,7 @@ async fn insert_task(tx: &mut Tx, row: &Task) -> Result<()> {
     .bind(row.version)
     .bind(row.created_at)
     .bind(row.ended_at)
+    .bind(&row.fan_out_id)
     .execute(&mut **tx)
     .await?;
     for step in &row.steps {
@@ -422,6 +453,53 @@ async fn record_all(tx: &mut Tx, report: &Report) -> Result<()> {
     Ok(())
 }
 
+async fn store_change(tx: &mut Tx, change: &Change) -> Result<Deployment> {
+    let (cluster, environment) = (&change.cluster, &change.environment);
+    check_version(tx, for_share!("SELECT version FROM clusters WHERE id = $1"), &cluster.0, cluster.1).await?;
+    if change.deployment.version == 0 {
+        // The row is updated below: a shared lock first would let two creations wait for each other.
+        let done = sqlx::query("UPDATE environments SET version = version WHERE id = $1 AND version = $2")
+            .bind(&environment.0)
+            .bind(environment.1)
+            .execute(&mut **tx)
+            .await?;
+        one(done.rows_affected())?;
+    } else {
+        check_version(tx, for_share!("SELECT version FROM environments WHERE id = $1"), &environment.0, environment.1)
+            .await?;
+    }
+    let row = if change.deployment.version == 0 {
+        insert_deployment(tx, change).await?
+    } else {
+        update_deployment(tx, change).await?
+    };
+    for name in &change.remove_secrets {
+        sqlx::query("DELETE FROM secrets WHERE deployment_id = $1 AND name = $2")
+            .bind(&row.id)
+            .bind(name)
+            .execute(&mut **tx)
+            .await?;
+    }
+    for secret in &change.set_secrets {
+        sqlx::query(
+            "INSERT INTO secrets (deployment_id, name, ciphertext, fingerprint) VALUES ($1, $2, $3, $4) ON CONFLICT (deployment_id, name) DO UPDATE SET ciphertext = excluded.ciphertext, fingerprint = excluded.fingerprint",
+        )
+        .bind(&row.id)
+        .bind(&secret.name)
+        .bind(&secret.ciphertext)
+        .bind(&secret.fingerprint)
+        .execute(&mut **tx)
+        .await?;
+    }
+    if let Some((instance, task)) = &change.instance {
+        insert_instance(tx, instance).await?;
+        insert_task(tx, task).await?;
+        let outbox = (OutboxKind::Instance, instance.id.as_str());
+        insert_outbox(tx, &change.target, outbox, change.fan_out.as_ref(), &change.author, change.now).await?;
+    }
+    Ok(row)
+}
+
 #[async_trait]
 impl Store for SqlStore {
     async fn ping(&self) -> Result<()> {
@@ -471,11 +549,13 @@ impl Store for SqlStore {
         .map_err(taken)?;
         insert_token(&mut tx, agent).await?;
         let target = Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() };
-        insert_outbox(&mut tx, &target, OutboxKind::Cluster, &cluster.id, author, cluster.created_at).await?;
+        let row = (OutboxKind::Cluster, cluster.id.as_str());
+        insert_outbox(&mut tx, &target, row, None, author, cluster.created_at).await?;
         Ok(tx.commit().await?)
     }
 
-    async fn update_cluster(&self, cluster: &Cluster) -> Result<()> {
+    async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()> {
+        let mut tx = self.begin().await?;
         let done = sqlx::query(
             "UPDATE clusters SET config = $3, age_recipient = $4, version = version + 1 WHERE id = $1 AND version = $2",
         )
@@ -483,9 +563,11 @@ impl Store for SqlStore {
         .bind(cluster.version)
         .bind(Json(&cluster.config))
         .bind(&cluster.age_recipient)
-        .execute(&self.writer)
+        .execute(&mut *tx)
         .await?;
-        one(done.rows_affected())
+        one(done.rows_affected())?;
+        insert_fan_out(&mut tx, fan_out).await?;
+        Ok(tx.commit().await?)
     }
 
     async fn cluster(&self, id_or_name: &str) -> Result<Option<Cluster>> {
@@ -530,20 +612,23 @@ impl Store for SqlStore {
         .execute(&mut *tx)
         .await
         .map_err(taken)?;
-        insert_outbox(&mut tx, target, OutboxKind::Environment, &environment.id, author, environment.created_at)
-            .await?;
+        let row = (OutboxKind::Environment, environment.id.as_str());
+        insert_outbox(&mut tx, target, row, None, author, environment.created_at).await?;
         Ok(tx.commit().await?)
     }
 
-    async fn update_environment(&self, environment: &Environment) -> Result<()> {
+    async fn update_environment(&self, environment: &Environment, fan_out: &FanOut) -> Result<()> {
+        let mut tx = self.begin().await?;
         let done =
             sqlx::query("UPDATE environments SET config = $3, version = version + 1 WHERE id = $1 AND version = $2")
                 .bind(&environment.id)
                 .bind(environment.version)
                 .bind(Json(&environment.config))
-                .execute(&self.writer)
+                .execute(&mut *tx)
                 .await?;
-        one(done.rows_affected())
+        one(done.rows_affected())?;
+        insert_fan_out(&mut tx, fan_out).await?;
+        Ok(tx.commit().await?)
     }
 
     async fn environment(&self, id: &str) -> Result<Option<Environment>> {
@@ -564,59 +649,89 @@ impl Store for SqlStore {
     }
 
     async fn change(&self, change: &Change) -> Result<Deployment> {
-        let turn = tokio::time::timeout(TURN_LIMIT, self.changes.acquire()).await;
-        let Ok(Ok(_turn)) = turn else { return Err(sqlx::Error::PoolTimedOut.into()) };
+        let _turn = self.turn().await?;
         let mut tx = self.begin().await?;
-        let (cluster, environment) = (&change.cluster, &change.environment);
-        check_version(&mut tx, for_share!("SELECT version FROM clusters WHERE id = $1"), &cluster.0, cluster.1).await?;
-        if change.deployment.version == 0 {
-            // The row is updated below: a shared lock first would let two creations wait for each other.
-            let done = sqlx::query("UPDATE environments SET version = version WHERE id = $1 AND version = $2")
-                .bind(&environment.0)
-                .bind(environment.1)
-                .execute(&mut *tx)
-                .await?;
-            one(done.rows_affected())?;
-        } else {
-            check_version(
-                &mut tx,
-                for_share!("SELECT version FROM environments WHERE id = $1"),
-                &environment.0,
-                environment.1,
-            )
-            .await?;
-        }
-        let row = if change.deployment.version == 0 {
-            insert_deployment(&mut tx, change).await?
-        } else {
-            update_deployment(&mut tx, change).await?
-        };
-        for name in &change.remove_secrets {
-            sqlx::query("DELETE FROM secrets WHERE deployment_id = $1 AND name = $2")
-                .bind(&row.id)
-                .bind(name)
-                .execute(&mut *tx)
-                .await?;
-        }
-        for secret in &change.set_secrets {
-            sqlx::query(
-                "INSERT INTO secrets (deployment_id, name, ciphertext, fingerprint) VALUES ($1, $2, $3, $4) ON CONFLICT (deployment_id, name) DO UPDATE SET ciphertext = excluded.ciphertext, fingerprint = excluded.fingerprint",
-            )
-            .bind(&row.id)
-            .bind(&secret.name)
-            .bind(&secret.ciphertext)
-            .bind(&secret.fingerprint)
-            .execute(&mut *tx)
-            .await?;
-        }
-        if let Some((instance, task)) = &change.instance {
-            insert_instance(&mut tx, instance).await?;
-            insert_task(&mut tx, task).await?;
-            insert_outbox(&mut tx, &change.target, OutboxKind::Instance, &instance.id, &change.author, change.now)
-                .await?;
-        }
+        let row = store_change(&mut tx, change).await?;
         tx.commit().await?;
         Ok(row)
+    }
+
+    async fn change_all(&self, changes: &[Change]) -> Result<Vec<bool>> {
+        let _turn = self.turn().await?;
+        let mut tx = self.begin().await?;
+        let mut stored = Vec::with_capacity(changes.len());
+        for change in changes {
+            // Its versions are verified before anything of it is written.
+            match store_change(&mut tx, change).await {
+                Ok(_) => stored.push(true),
+                Err(StoreError::Conflict) => stored.push(false),
+                Err(other) => return Err(again(other)),
+            }
+        }
+        tx.commit().await?;
+        Ok(stored)
+    }
+
+    async fn running_fan_outs(&self) -> Result<Vec<FanOut>> {
+        Ok(sqlx::query_as("SELECT * FROM fan_outs WHERE state = 'running' ORDER BY id").fetch_all(&self.reader).await?)
+    }
+
+    async fn fan_out(&self, id: &str) -> Result<Option<FanOut>> {
+        Ok(sqlx::query_as("SELECT * FROM fan_outs WHERE id = $1").bind(id).fetch_optional(&self.reader).await?)
+    }
+
+    async fn fan_outs(&self, subject: &str, before: Option<&str>, limit: i64) -> Result<Vec<FanOut>> {
+        Ok(sqlx::query_as("SELECT * FROM fan_outs WHERE subject_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3")
+            .bind(subject)
+            .bind(before.unwrap_or("g"))
+            .bind(limit)
+            .fetch_all(&self.reader)
+            .await?)
+    }
+
+    async fn concerned(&self, fan_out: &FanOut) -> Result<Vec<Concerned>> {
+        let query = match fan_out.level {
+            FanOutLevel::Cluster => {
+                "SELECT d.*, i.state AS newest_state, i.content_digest AS content_digest, i.secrets_stamp AS secrets_stamp FROM environments e JOIN deployments d ON d.environment_id = e.id LEFT JOIN instances i ON i.id = d.newest_instance_id WHERE e.cluster_id = $1 AND d.state <> 'deleted' ORDER BY d.id"
+            }
+            FanOutLevel::Environment => {
+                "SELECT d.*, i.state AS newest_state, i.content_digest AS content_digest, i.secrets_stamp AS secrets_stamp FROM deployments d LEFT JOIN instances i ON i.id = d.newest_instance_id WHERE d.environment_id = $1 AND d.state <> 'deleted' ORDER BY d.id"
+            }
+        };
+        Ok(sqlx::query_as(query).bind(&fan_out.subject_id).fetch_all(&self.reader).await?)
+    }
+
+    async fn concerned_secrets(&self, fan_out: &FanOut) -> Result<Vec<(String, String, String)>> {
+        let query = match fan_out.level {
+            FanOutLevel::Cluster => {
+                "SELECT s.deployment_id, s.name, s.fingerprint FROM environments e JOIN deployments d ON d.environment_id = e.id JOIN secrets s ON s.deployment_id = d.id WHERE e.cluster_id = $1 AND d.state <> 'deleted'"
+            }
+            FanOutLevel::Environment => {
+                "SELECT s.deployment_id, s.name, s.fingerprint FROM deployments d JOIN secrets s ON s.deployment_id = d.id WHERE d.environment_id = $1 AND d.state <> 'deleted'"
+            }
+        };
+        Ok(sqlx::query_as(query).bind(&fan_out.subject_id).fetch_all(&self.reader).await?)
+    }
+
+    async fn fan_out_progress(&self, id: &str) -> Result<Vec<(String, i64)>> {
+        Ok(sqlx::query_as("SELECT state, COUNT(*) FROM tasks WHERE fan_out_id = $1 GROUP BY state")
+            .bind(id)
+            .fetch_all(&self.reader)
+            .await?)
+    }
+
+    async fn finish_fan_out(&self, id: &str, untouched: &Untouched, now: Millis) -> Result<()> {
+        let mut tx = self.begin().await?;
+        sqlx::query("UPDATE outbox SET fan_out_id = NULL WHERE fan_out_id = $1").bind(id).execute(&mut *tx).await?;
+        sqlx::query(
+            "UPDATE fan_outs SET state = 'finished', untouched = $2, ended_at = $3 WHERE id = $1 AND state = 'running'",
+        )
+        .bind(id)
+        .bind(Json(untouched))
+        .bind(now)
+        .execute(&mut *tx)
+        .await?;
+        Ok(tx.commit().await?)
     }
 
     async fn deployment(&self, id: &str) -> Result<Option<Deployment>> {
@@ -671,33 +786,41 @@ impl Store for SqlStore {
         Ok(self.with_steps(found).await?.pop())
     }
 
-    async fn tasks(&self, deployment: Option<&str>, before: Option<&str>, limit: i64) -> Result<Vec<Task>> {
-        let found = sqlx::query_as(
-            "SELECT * FROM tasks WHERE (CAST($1 AS TEXT) IS NULL OR deployment_id = $1) AND (CAST($2 AS TEXT) IS NULL OR id < $2) ORDER BY id DESC LIMIT $3",
-        )
-        .bind(deployment)
-        .bind(before)
-        .bind(limit)
-        .fetch_all(&self.reader)
-        .await?;
+    async fn tasks(&self, scope: TaskScope<'_>, before: Option<&str>, limit: i64) -> Result<Vec<Task>> {
+        let query = match scope {
+            TaskScope::All => "SELECT * FROM tasks WHERE $1 = '' AND id < $2 ORDER BY id DESC LIMIT $3",
+            TaskScope::Deployment(_) => {
+                "SELECT * FROM tasks WHERE deployment_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3"
+            }
+            TaskScope::FanOut(_) => "SELECT * FROM tasks WHERE fan_out_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
+        };
+        let of = match scope {
+            TaskScope::All => "",
+            TaskScope::Deployment(id) | TaskScope::FanOut(id) => id,
+        };
+        // Ids are of hexadecimal digits: all are below.
+        let found = sqlx::query_as(query).bind(of).bind(before.unwrap_or("g")).bind(limit);
+        let found = found.fetch_all(&self.reader).await?;
         self.with_steps(found).await
     }
 
     async fn targets(&self) -> Result<Vec<Target>> {
         Ok(sqlx::query_as(
-            "SELECT repository, branch FROM outbox UNION SELECT repository, branch FROM batches WHERE state = 'prepared'",
+            "SELECT repository, branch FROM outbox WHERE fan_out_id IS NULL UNION SELECT repository, branch FROM batches WHERE state = 'prepared'",
         )
         .fetch_all(&self.reader)
         .await?)
     }
 
     async fn outbox(&self, target: &Target, limit: i64) -> Result<Vec<OutboxRow>> {
-        Ok(sqlx::query_as("SELECT * FROM outbox WHERE repository = $1 AND branch = $2 ORDER BY id LIMIT $3")
-            .bind(&target.repository)
-            .bind(&target.branch)
-            .bind(limit)
-            .fetch_all(&self.reader)
-            .await?)
+        Ok(sqlx::query_as(
+            "SELECT * FROM outbox WHERE repository = $1 AND branch = $2 AND fan_out_id IS NULL ORDER BY id LIMIT $3",
+        )
+        .bind(&target.repository)
+        .bind(&target.branch)
+        .bind(limit)
+        .fetch_all(&self.reader)
+        .await?)
     }
 
     async fn outbox_size(&self) -> Result<i64> {
@@ -706,7 +829,7 @@ impl Store for SqlStore {
 
     async fn waiting_instances(&self, target: &Target, limit: i64) -> Result<Vec<InstancePlace>> {
         Ok(sqlx::query_as(
-            "SELECT i.id AS id, i.deployment_id AS deployment_id, i.sequence AS sequence, d.last_sequence AS last_sequence FROM (SELECT id, kind, subject_id FROM outbox WHERE repository = $1 AND branch = $2 ORDER BY id LIMIT $3) o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.kind = 'instance'",
+            "SELECT i.id AS id, i.deployment_id AS deployment_id, i.sequence AS sequence, d.last_sequence AS last_sequence FROM (SELECT id, kind, subject_id FROM outbox WHERE repository = $1 AND branch = $2 AND fan_out_id IS NULL ORDER BY id LIMIT $3) o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.kind = 'instance'",
         )
         .bind(&target.repository)
         .bind(&target.branch)

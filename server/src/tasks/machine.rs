@@ -472,6 +472,7 @@ mod tests {
             version: 1,
             created_at: 1,
             ended_at: None,
+            fan_out_id: None,
             steps: predict("t", &plan, 1),
         }
     }

@@ -88,6 +88,40 @@ pub struct Waited {
     pub task: TaskProgress,
 }
 
+/// A changed configuration of a cluster or environment on its way, as last seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FanOutProgress {
+    /// Every deployment was looked at.
+    pub is_finished: bool,
+    /// Deployments that it changes.
+    pub changed: u64,
+    /// Those of them that are still on their way.
+    pub running: u64,
+    /// Those whose change failed.
+    pub failed: u64,
+    /// Deployments that had it already.
+    pub unchanged: u64,
+    /// Deployment and reason: nothing was tried for it.
+    pub skipped: Vec<(String, String)>,
+    /// Deployment and reason: it could not be changed.
+    pub refused: Vec<(String, String)>,
+}
+
+impl FanOutProgress {
+    /// How it ended; `None`: it has not.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<(), String>> {
+        if !self.is_finished || self.running > 0 {
+            return None;
+        }
+        let (refused, failed) = (self.refused.len(), self.failed);
+        Some(match (refused, failed) {
+            (0, 0) => Ok(()),
+            _ => Err(format!("{refused} deployments could not be changed, and {failed} changes failed")),
+        })
+    }
+}
+
 impl TaskProgress {
     /// Whether its commit is in the repository, whatever became of it there.
     #[must_use]
@@ -200,12 +234,7 @@ impl Client {
         let task = &data["task"];
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let Some(state) = text(&task["state"]) else {
-            return Err(ClientError::Refused {
-                message: format!("task \"{id}\": does not exist"),
-                code: Some("NOT_FOUND".into()),
-                extensions: Value::Null,
-                status: 200,
-            });
+            return Err(not_found(format!("task \"{id}\": does not exist")));
         };
         let steps = task["steps"].as_array().into_iter().flatten();
         let steps = steps.map(|step| {
@@ -221,6 +250,57 @@ impl Client {
             deployment_lifecycle: word(&task["deployment"]["lifecycle"]),
             is_newest: task["deployment"]["newestInstance"]["task"]["id"] == id,
         })
+    }
+
+    /// Reads a fan-out.
+    ///
+    /// # Errors
+    /// As [`Self::execute`], or when there is no such fan-out.
+    pub async fn fan_out(&self, id: &str) -> Result<FanOutProgress, ClientError> {
+        let query = "query($id: ID!) { fanOut(id: $id) { state changed { total running failed } unchanged skipped { deploymentId reason } failed { deploymentId reason } } }";
+        let data = self.execute(query, json!({ "id": id })).await?;
+        let found = &data["fanOut"];
+        if found.is_null() {
+            return Err(not_found(format!("fan-out \"{id}\": does not exist")));
+        }
+        let count = |value: &Value| value.as_u64().unwrap_or_default();
+        let list = |value: &Value| {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let all = value.as_array().into_iter().flatten();
+            all.map(|one| (text(&one["deploymentId"]), text(&one["reason"]))).collect()
+        };
+        Ok(FanOutProgress {
+            is_finished: found["state"] == "FINISHED",
+            changed: count(&found["changed"]["total"]),
+            running: count(&found["changed"]["running"]),
+            failed: count(&found["changed"]["failed"]),
+            unchanged: count(&found["unchanged"]),
+            skipped: list(&found["skipped"]),
+            refused: list(&found["failed"]),
+        })
+    }
+
+    /// Waits until a fan-out and all its changes have ended; the last look is given back even when `limit` is
+    /// over first. `seen` gets every look.
+    ///
+    /// # Errors
+    /// As [`Self::fan_out`].
+    pub async fn wait_for_fan_out(
+        &self,
+        id: &str,
+        interval: Duration,
+        limit: Duration,
+        mut seen: impl FnMut(&FanOutProgress),
+    ) -> Result<FanOutProgress, ClientError> {
+        let end = tokio::time::Instant::now() + limit;
+        loop {
+            let found = self.fan_out(id).await?;
+            seen(&found);
+            if found.outcome().is_some() || tokio::time::Instant::now() + interval > end {
+                return Ok(found);
+            }
+            tokio::time::sleep(interval).await;
+        }
     }
 
     /// Waits until a change has arrived or failed: until its task has ended and then, when it ended well, until
@@ -268,6 +348,10 @@ impl Client {
             tokio::time::sleep(interval).await;
         }
     }
+}
+
+fn not_found(message: String) -> ClientError {
+    ClientError::Refused { message, code: Some("NOT_FOUND".into()), extensions: Value::Null, status: 200 }
 }
 
 fn http_error(address: &str, error: &reqwest::Error) -> ClientError {

@@ -1,7 +1,8 @@
 //! Benchmarks: ours and a peer's in the same run, equal results proved, ratios as JSON lines.
 //!
-//! `./scripts/bench commit`, `render`, `loop` and `operator`; what each measures stands at its function.
+//! `./scripts/bench commit`, `render`, `loop`, `operator` and `fanout`; what each measures stands at its function.
 
+mod fan_out;
 mod operator;
 
 use clap::{Parser, Subcommand};
@@ -46,6 +47,12 @@ enum Bench {
     Render,
     /// From mutations to ready pods.
     Loop,
+    /// A configuration for all deployments of an environment.
+    Fanout {
+        /// How many deployments.
+        #[arg(default_value_t = 10_000)]
+        count: usize,
+    },
     /// The operator with many deployments.
     Operator {
         /// How many; 1,000 and 10,000 when absent.
@@ -70,6 +77,7 @@ async fn main() {
         }
         Bench::Render => render().await,
         Bench::Loop => whole_loop().await,
+        Bench::Fanout { count } => fan_out::fan_out(count).await,
         Bench::Operator { count } => {
             operator::operator(&count.map_or_else(|| vec![1000, 10_000], |count| vec![count])).await;
         }

@@ -1,0 +1,287 @@
+//! A changed configuration of a cluster or environment on its way to every deployment that takes values from it.
+//!
+//! Accepted together with the configuration, in one transaction, so none is lost; worked on beside the requests,
+//! one after the other in each cluster, as much as is left after a restart. All deployments are read with a
+//! constant number of statements and compared by digest. What differs is computed like any other change and
+//! stored in chunks, so that nobody waits for longer than one of them; a deployment that somebody changes
+//! meanwhile is computed again by itself. What waits for the repository is held back until the fan-out has
+//! ended, so that all of it is one commit. One that was cut off begins anew: what it has done compares as done.
+
+use super::compute::{self, Computation, Computed, Edit, Fingerprints};
+use super::{Changes, Result, on_a_thread};
+use crate::changes::ChangeError;
+use crate::drivers::Catalog;
+use crate::store::{
+    Change, Cluster, Concerned, DeploymentState, Environment, FanOut, FanOutLevel, FanOutState, Lifecycle, Person,
+    StoreError, Target, Untouched,
+};
+use crate::{faults, metrics};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+/// Changes of one transaction: some tens of milliseconds.
+const CHUNK: usize = 50;
+/// Clusters whose fan-outs are worked on at a time.
+const AT_ONCE: usize = 4;
+/// How often they are looked for although nobody told of one.
+const LOOK: Duration = Duration::from_secs(30);
+/// Pause after one that the database refused.
+const PAUSE: Duration = Duration::from_secs(5);
+
+const BEING_DELETED: &str = "it is being deleted";
+
+/// What is read once for a whole fan-out.
+struct Scene {
+    cluster: Cluster,
+    environments: BTreeMap<String, Environment>,
+    secrets: HashMap<String, Fingerprints>,
+    catalog: Arc<Catalog>,
+}
+
+impl Changes {
+    pub(super) fn new_fan_out(&self, level: FanOutLevel, subject: &str, cluster: &str, author: &Person) -> FanOut {
+        FanOut {
+            id: uuid::Uuid::now_v7().to_string(),
+            level,
+            subject_id: subject.to_owned(),
+            cluster_id: cluster.to_owned(),
+            state: FanOutState::Running,
+            untouched: Untouched::default(),
+            author_name: author.name.clone(),
+            author_email: author.email.clone(),
+            created_at: self.clock.now(),
+            ended_at: None,
+        }
+    }
+
+    /// Works on fan-outs until `stop`.
+    pub async fn run_fan_outs(self: Arc<Self>, stop: CancellationToken) {
+        let mut busy: HashSet<String> = HashSet::new();
+        let mut work: JoinSet<String> = JoinSet::new();
+        loop {
+            match self.store.running_fan_outs().await {
+                Ok(waiting) => {
+                    for fan_out in waiting {
+                        if busy.len() >= AT_ONCE || !busy.insert(fan_out.cluster_id.clone()) {
+                            continue;
+                        }
+                        let (changes, stop) = (Arc::clone(&self), stop.clone());
+                        work.spawn(async move {
+                            let cluster = fan_out.cluster_id.clone();
+                            tokio::select! {
+                                // The next start goes on with it.
+                                () = stop.cancelled() => {}
+                                () = changes.work_on(fan_out) => {}
+                            }
+                            cluster
+                        });
+                    }
+                }
+                Err(error) => error!(%error, "fan-outs cannot be read"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = self.fan_outs.notified() => {}
+                () = tokio::time::sleep(LOOK) => {}
+                Some(ended) = work.join_next() => match ended {
+                    Ok(cluster) => drop(busy.remove(&cluster)),
+                    Err(panic) => {
+                        error!(%panic, "a fan-out was cut off");
+                        // Which cluster is not known: none is busy once all have ended.
+                        while let Some(ended) = work.join_next().await {
+                            drop(ended);
+                        }
+                        busy.clear();
+                    }
+                },
+            }
+        }
+        while work.join_next().await.is_some() {}
+    }
+
+    async fn work_on(&self, fan_out: FanOut) {
+        let started = self.clock.now();
+        match self.fan_out(&fan_out).await {
+            Ok(untouched) => info!(
+                fan_out = fan_out.id,
+                unchanged = untouched.unchanged.len(),
+                skipped = untouched.skipped.len(),
+                failed = untouched.failed.len(),
+                duration_ms = self.clock.now() - started,
+                "a configuration has reached its deployments"
+            ),
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                error!(error = format!("{error:#}"), fan_out = fan_out.id, "a fan-out waits");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    async fn fan_out(&self, fan_out: &FanOut) -> Result<Untouched> {
+        let scene = Arc::new(self.scene(fan_out).await?);
+        let concerned = self.store.concerned(fan_out).await?;
+        let (seen, mut untouched, due) = {
+            let scene = Arc::clone(&scene);
+            on_a_thread(move || {
+                let mut untouched = Untouched::default();
+                let mut due = Vec::new();
+                for known in concerned {
+                    match scene.look(&known) {
+                        Look::Due => due.push(known),
+                        Look::Current => untouched.unchanged.push(known.deployment.id),
+                        Look::Skip(why) => untouched.skipped.push((known.deployment.id, why.to_owned())),
+                        Look::Fails(why) => untouched.failed.push((known.deployment.id, why)),
+                    }
+                }
+                Ok((scene, untouched, due))
+            })
+            .await?
+        };
+        let mut writes = false;
+        for chunk in due.chunks(CHUNK) {
+            writes |= self.fan_out_chunk(fan_out, &seen, chunk, &mut untouched).await?;
+            faults::point(faults::FAN_OUT);
+        }
+        // Another attempt of one that was cut off finds only what that had not come to.
+        writes |= !self.store.fan_out_progress(&fan_out.id).await?.is_empty();
+        self.store.finish_fan_out(&fan_out.id, &untouched, self.clock.now()).await?;
+        if writes {
+            let Cluster { repository, branch, .. } = &seen.cluster;
+            self.wake.target(&Target { repository: repository.clone(), branch: branch.clone() });
+        }
+        Ok(untouched)
+    }
+
+    async fn scene(&self, fan_out: &FanOut) -> Result<Scene> {
+        let cluster = self.cluster(&fan_out.cluster_id).await?;
+        let mut environments = BTreeMap::new();
+        match fan_out.level {
+            FanOutLevel::Environment => {
+                let found = self.environment(&fan_out.subject_id).await?;
+                environments.insert(found.id.clone(), found);
+            }
+            FanOutLevel::Cluster => {
+                let mut after = None;
+                loop {
+                    let page = self.store.environments(Some(&cluster.id), after, 500).await?;
+                    after = page.last().filter(|_| page.len() == 500).map(|last| (last.name.clone(), last.id.clone()));
+                    environments.extend(page.into_iter().map(|found| (found.id.clone(), found)));
+                    if after.is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        let mut secrets: HashMap<String, Fingerprints> = HashMap::new();
+        for (deployment, name, fingerprint) in self.store.concerned_secrets(fan_out).await? {
+            secrets.entry(deployment).or_default().insert(name, fingerprint);
+        }
+        Ok(Scene { cluster, environments, secrets, catalog: self.drivers.catalog() })
+    }
+
+    /// Computes and stores the changes of some deployments; whether there are any.
+    async fn fan_out_chunk(
+        &self,
+        fan_out: &FanOut,
+        scene: &Scene,
+        chunk: &[Concerned],
+        untouched: &mut Untouched,
+    ) -> Result<bool> {
+        let author = Person { name: fan_out.author_name.clone(), email: fan_out.author_email.clone() };
+        let edit = Edit { fan_out: Some(fan_out.id.clone()), ..Edit::default() };
+        let mut computations: Vec<(String, Computation)> = Vec::with_capacity(chunk.len());
+        for known in chunk {
+            let Some(environment) = scene.environments.get(&known.deployment.environment_id) else { continue };
+            let rows = self.rows_of(known.deployment.clone(), environment.clone(), scene.cluster.clone()).await?;
+            computations.push((known.deployment.id.clone(), self.computation(rows, edit.clone(), &author)));
+        }
+        let computed = on_a_thread(move || {
+            Ok(computations.into_iter().map(|(id, one)| (id, compute::run(&one))).collect::<Vec<_>>())
+        });
+        let mut changes: Vec<Change> = Vec::new();
+        for (id, one) in computed.await? {
+            match one {
+                Ok(Computed { is_nothing: true, .. }) => untouched.unchanged.push(id),
+                Ok(Computed { change, .. }) => changes.push(change),
+                Err(error) => untouched.failed.push((id, of_one(error)?)),
+            }
+        }
+        let mut writes = false;
+        if changes.is_empty() {
+            return Ok(writes);
+        }
+        for (change, is_stored) in changes.iter().zip(self.store.change_all(&changes).await?) {
+            if is_stored {
+                let workflow = change.instance.as_ref().map(|(_, task)| task.workflow.as_str());
+                metrics::changes(workflow.unwrap_or_default()).inc();
+                writes = true;
+                continue;
+            }
+            // Somebody was faster: what the deployment says now counts, by itself.
+            metrics::change_conflicts().inc();
+            let id = &change.deployment.id;
+            match self.edit(id, None, &author, |_| Ok(edit.clone())).await {
+                Ok(changed) if changed.task.is_some() => writes = true,
+                Ok(_) => untouched.unchanged.push(id.clone()),
+                Err(error) => {
+                    let why = of_one(error)?;
+                    let now = self.store.deployment(id).await?;
+                    match now.filter(|now| now.lifecycle != Lifecycle::Deleting) {
+                        Some(_) => untouched.failed.push((id.clone(), why)),
+                        None => untouched.skipped.push((id.clone(), BEING_DELETED.to_owned())),
+                    }
+                }
+            }
+        }
+        Ok(writes)
+    }
+}
+
+/// What a configuration means for a deployment.
+enum Look {
+    Current,
+    Due,
+    Skip(&'static str),
+    Fails(String),
+}
+
+impl Scene {
+    fn look(&self, known: &Concerned) -> Look {
+        let row = &known.deployment;
+        if row.lifecycle == Lifecycle::Deleting {
+            return Look::Skip(BEING_DELETED);
+        }
+        if row.state == DeploymentState::Restoring {
+            return Look::Skip("a restore is running");
+        }
+        let Some(environment) = self.environments.get(&row.environment_id) else {
+            return Look::Skip("its environment was made meanwhile, with this configuration");
+        };
+        let Some(driver) = self.catalog.by_digest.get(&row.driver_digest) else { return Look::Due };
+        let none = Fingerprints::new();
+        let fingerprints = self.secrets.get(&row.id).unwrap_or(&none);
+        match compute::is_current(&self.cluster, environment, known, driver, fingerprints) {
+            Ok(true) => Look::Current,
+            Ok(false) => Look::Due,
+            Err(error) => Look::Fails(error.to_string()),
+        }
+    }
+}
+
+/// Why one deployment could not be changed. What concerns all of them is handed on.
+fn of_one(error: ChangeError) -> Result<String> {
+    match error {
+        ChangeError::Store(StoreError::Conflict | StoreError::Exists) => Ok(error.to_string()),
+        ChangeError::Store(_) => Err(error),
+        ChangeError::Internal(cause) => {
+            error!(error = format!("{cause:#}"), "a deployment of a fan-out could not be changed");
+            Ok("something went wrong inside; the server's log says what".to_owned())
+        }
+        other => Ok(other.to_string()),
+    }
+}
