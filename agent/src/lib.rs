@@ -19,6 +19,7 @@ pub mod reporter;
 pub mod rows;
 pub mod server;
 pub mod settings;
+pub mod snapshot;
 pub mod store;
 pub mod watch;
 

@@ -1,12 +1,14 @@
-//! The reporter: whole snapshots of the cluster's state to the server. It writes nothing in the cluster
-//! but the request that Flux looks now.
+//! The reporter: whole snapshots of the cluster's state to the server, of which only what differs is sent. It
+//! writes nothing in the cluster but the request that Flux looks now.
 //!
 //! A snapshot is made from stores that are replaced as a whole, after every first list was complete: it
-//! is never built from half of one. It goes out every few seconds, or soon after something changed;
-//! what did not change is sent again only now and then, so a quiet cluster costs one small report.
+//! is never built from half of one. A round comes every few seconds, or soon after something changed; when
+//! nothing differs it says just that, by the digest of all that was sent. When the server has something else it
+//! asks for the whole.
 
 use crate::server::{self, Server};
 use crate::settings::Settings;
+use crate::snapshot::{Sent, Snapshot};
 use crate::watch::{self, Changed, Watch};
 use crate::{flux, kept, rows};
 use k8s_openapi::api::core::v1::Namespace;
@@ -16,7 +18,6 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use styrmin_renderer::canonical;
 use styrmin_renderer::layout::FLUX_NAMESPACE;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -25,20 +26,47 @@ use tracing::{info, warn};
 
 /// How soon a change is reported: several that come together go in one report.
 const SOON: Duration = Duration::from_millis(500);
-/// How often what did not change is sent again.
-const WHOLE: Duration = Duration::from_secs(60);
+/// How often Flux is asked again to fetch a revision that it does not have.
+const NUDGE: Duration = Duration::from_secs(60);
 /// How long one round of reports may take.
 const REPORT_LIMIT: Duration = Duration::from_secs(180);
 /// Longest pause after reports that failed.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-const PODS: &str = "mutation($agent: AgentInput!, $items: [PodStatusInput!]!) { report: reportPodStatuses(agent: $agent, pods: $items) { newestRevision confirmedDeletions { deploymentId uid } } }";
-const DEPLOYMENTS: &str = "mutation($agent: AgentInput!, $items: [DeploymentStatusInput!]!) { report: reportDeploymentStatuses(agent: $agent, deployments: $items) { newestRevision confirmedDeletions { deploymentId uid } } }";
-const FLUX: &str = "mutation($agent: AgentInput!, $items: [FluxStatusInput!]!) { report: reportFluxStatuses(agent: $agent, statuses: $items) { newestRevision confirmedDeletions { deploymentId uid } } }";
+/// The kinds of snapshots, in the order in which they are sent: a failed step names the pods that the server
+/// knows, so pods come first.
+const KINDS: [Kind; 3] = [
+    Kind {
+        mutation: "mutation($agent: AgentInput!, $items: [PodStatusInput!]!, $digest: String, $delta: DeltaInput) { report: reportPodStatuses(agent: $agent, pods: $items, digest: $digest, delta: $delta) { newestRevision confirmedDeletions { deploymentId uid } } }",
+        kind: "Pod",
+        rows: pods,
+    },
+    Kind {
+        mutation: "mutation($agent: AgentInput!, $items: [DeploymentStatusInput!]!, $digest: String, $delta: DeltaInput) { report: reportDeploymentStatuses(agent: $agent, deployments: $items, digest: $digest, delta: $delta) { newestRevision confirmedDeletions { deploymentId uid } } }",
+        kind: "StyrminDeployment",
+        rows: deployments,
+    },
+    Kind {
+        mutation: "mutation($agent: AgentInput!, $items: [FluxStatusInput!]!, $digest: String, $delta: DeltaInput) { report: reportFluxStatuses(agent: $agent, statuses: $items, digest: $digest, delta: $delta) { newestRevision confirmedDeletions { deploymentId uid } } }",
+        kind: "",
+        rows: flux_statuses,
+    },
+];
+/// Position of the pods in [`KINDS`]: what is said of them moves no task.
+const PODS: usize = 0;
+
+/// One kind of snapshot.
+struct Kind {
+    mutation: &'static str,
+    /// Kind of its objects; empty: each says its own.
+    kind: &'static str,
+    rows: fn(&Watch) -> Vec<Value>,
+}
 
 /// Reports until `stop`.
 pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, settings: Settings, stop: CancellationToken) {
-    let mut reporter = Reporter { client, watch, server, cluster: None, sent: HashMap::new(), nudged: HashMap::new() };
+    let mut reporter =
+        Reporter { client, watch, server, cluster: None, sent: Default::default(), nudged: HashMap::new() };
     let interval = Duration::from_secs(settings.report_interval.into());
     let mut changes = reporter.watch.changes();
     let mut pause = Duration::ZERO;
@@ -63,7 +91,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             Err(error) => {
                 let pause = (pause * 2).clamp(Duration::from_secs(1), PAUSE_MAX);
                 warn!(error = format!("{error:#}"), retry_in_s = pause.as_secs(), "a report failed");
-                reporter.sent.clear();
+                reporter.sent = Default::default();
                 pause
             }
         };
@@ -83,8 +111,8 @@ struct Reporter {
     server: Arc<Server>,
     /// UID of the kube-system namespace.
     cluster: Option<String>,
-    /// Digest of what was sent last of each kind, and when.
-    sent: HashMap<&'static str, (String, Instant)>,
+    /// What the server has of each kind.
+    sent: [Option<Sent>; 3],
     /// The revision that Flux was asked to fetch last, by source, and when.
     nudged: HashMap<String, (String, Instant)>,
 }
@@ -100,35 +128,51 @@ impl Reporter {
                 uid
             }
         };
-        let (mut confirmations, mut failure) = (false, None);
-        // Pods first: a failed step names the pods that the server knows.
-        for (mutation, items, always) in [
-            (PODS, pods(&self.watch), false),
-            (DEPLOYMENTS, deployments(&self.watch), false),
-            (FLUX, flux_statuses(&self.watch), true),
-        ] {
-            let digest = canonical::digest(&Value::Array(items.clone()));
-            let known = self.sent.get(mutation);
-            let unchanged = known.is_some_and(|(sent, at)| *sent == digest && at.elapsed() < WHOLE);
-            if unchanged && !always {
-                continue;
-            }
-            // One kind that cannot be sent must not silence the others.
-            match self.server.report(mutation, &cluster, items).await {
-                Ok(changed) => {
-                    confirmations |= changed;
-                    self.sent.insert(mutation, (digest, Instant::now()));
+        let mut round = self.round(&cluster).await;
+        if round.as_ref().is_err_and(server::wants_the_whole) {
+            self.sent = Default::default();
+            round = self.round(&cluster).await;
+        }
+        self.nudge().await;
+        round
+    }
+
+    /// Sends what differs, or that nothing does.
+    async fn round(&mut self, cluster: &str) -> anyhow::Result<()> {
+        let mut failure = None;
+        let mut moves_tasks = false;
+        for (position, of) in KINDS.iter().enumerate() {
+            let snapshot = Snapshot::new(of.kind, (of.rows)(&self.watch));
+            let Some(message) = snapshot.message(self.sent[position].as_ref()) else { continue };
+            match self.server.report(of.mutation, cluster, message).await {
+                Ok(confirms) => {
+                    self.look_again(confirms);
+                    moves_tasks |= position != PODS;
+                    self.sent[position] = Some(snapshot.sent());
                 }
-                Err(error) if server::is_stale(&error) => return Err(error),
+                Err(error) if server::is_stale(&error) || server::wants_the_whole(&error) => return Err(error),
+                // One kind that cannot be sent must not silence the others.
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        if confirmations {
-            // A confirmed deletion is a reason to look again.
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if let [Some(pods), Some(deployments), Some(flux)] = &self.sent
+            && !moves_tasks
+        {
+            let digests = [pods.digest(), deployments.digest(), flux.digest()];
+            let confirms = self.server.unchanged(cluster, digests).await?;
+            self.look_again(confirms);
+        }
+        Ok(())
+    }
+
+    /// A confirmed deletion is a reason to look again.
+    fn look_again(&self, confirms: bool) {
+        if confirms {
             self.watch.tell(Changed::Everything);
         }
-        self.nudge().await;
-        failure.map_or(Ok(()), Err)
     }
 
     /// Asks Flux to fetch for every source of ours that does not have the newest commit that we pushed.
@@ -139,7 +183,7 @@ impl Reporter {
             let Some(object) = kept.object() else { continue };
             let has = flux::fetched(&object).map(flux::commit) == Some(newest.as_str());
             let name = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
-            let asked = |(revision, at): &(String, Instant)| *revision == newest && at.elapsed() < WHOLE;
+            let asked = |(revision, at): &(String, Instant)| *revision == newest && at.elapsed() < NUDGE;
             if has || self.nudged.get(&name).is_some_and(asked) {
                 continue;
             }

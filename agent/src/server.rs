@@ -1,6 +1,7 @@
 //! The way to the server, and what its answers said last.
 
 use crate::settings::Settings;
+use crate::snapshot::Message;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -8,6 +9,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use styrmin_client::{Client, ClientError};
+use styrmin_renderer::canonical;
+
+/// The report that nothing differs. Short, since most are this one.
+pub const UNCHANGED: &str = "mutation($e:Int!,$s:Int!,$d:String!){report:reportUnchanged(epoch:$e,sequence:$s,digest:$d){newestRevision confirmedDeletions{deploymentId uid}}}";
 
 /// What the server's answers said last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,16 +73,36 @@ impl Server {
         Ok(Client::new(&self.address, &token)?)
     }
 
-    /// Sends one report; `mutation` takes `$agent` and `$items`. Gives whether other deletions are
-    /// confirmed than before.
+    fn next(&self) -> i64 {
+        self.sequence.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Sends one report; `mutation` takes `$agent`, `$items`, `$digest` and `$delta`. Gives whether other
+    /// deletions are confirmed than before.
     ///
     /// # Errors
     /// When the server cannot be reached or refuses.
-    pub async fn report(&self, mutation: &str, cluster: &str, items: Vec<Value>) -> anyhow::Result<bool> {
-        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+    pub async fn report(&self, mutation: &str, cluster: &str, message: Message) -> anyhow::Result<bool> {
         let agent =
-            json!({ "identity": self.identity, "epoch": self.epoch, "sequence": sequence, "clusterUid": cluster });
-        let data = self.client().await?.execute(mutation, json!({ "agent": agent, "items": items })).await?;
+            json!({ "identity": self.identity, "epoch": self.epoch, "sequence": self.next(), "clusterUid": cluster });
+        let Message { items, digest, delta } = message;
+        let variables = json!({ "agent": agent, "items": items, "digest": digest, "delta": delta });
+        self.ask(mutation, variables).await
+    }
+
+    /// Says that nothing differs from the snapshots of pods, StyrminDeployments and Flux with these digests.
+    /// Gives whether other deletions are confirmed than before.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses, or has others.
+    pub async fn unchanged(&self, cluster: &str, digests: [&str; 3]) -> anyhow::Result<bool> {
+        let [pods, deployments, flux] = digests;
+        let digest = canonical::digest_parts([self.identity.as_str(), cluster, pods, deployments, flux]);
+        self.ask(UNCHANGED, json!({ "e": self.epoch, "s": self.next(), "d": digest })).await
+    }
+
+    async fn ask(&self, mutation: &str, variables: Value) -> anyhow::Result<bool> {
+        let data = self.client().await?.execute(mutation, variables).await?;
         let answer = &data["report"];
         let confirmed = answer["confirmedDeletions"]
             .as_array()
@@ -95,8 +120,18 @@ impl Server {
     }
 }
 
+/// Whether the server has another snapshot than the one that a report differs from.
+#[must_use]
+pub fn wants_the_whole(error: &anyhow::Error) -> bool {
+    is_refused(error, "WHOLE_NEEDED")
+}
+
 /// Whether the server refused because another agent reports for this cluster.
 #[must_use]
 pub fn is_stale(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(ClientError::Refused { code: Some(code), .. }) if code == "STALE_REPORT")
+    is_refused(error, "STALE_REPORT")
+}
+
+fn is_refused(error: &anyhow::Error, with: &str) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Refused { code: Some(code), .. }) if code == with)
 }

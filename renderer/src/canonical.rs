@@ -101,6 +101,19 @@ fn write_number(number: &Number) -> String {
     float.to_string()
 }
 
+/// Digest of several texts, none of which runs into the next: half a SHA-256, hexadecimal. For what travels often.
+#[must_use]
+pub fn digest_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    let mut text = hex(&hash.finalize());
+    text.truncate(32);
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 use crate::server::Server;
 use serde_json::{Value, json};
 use styrmin_client::{Client, ClientError};
+use styrmin_renderer::canonical::digest_parts;
 
 /// An agent, as far as the server can tell.
 pub struct Agent {
@@ -31,6 +32,20 @@ impl Agent {
     /// # Errors
     /// When the server refuses it.
     pub async fn report(&mut self, kind: &str, items: Value) -> Result<Value, ClientError> {
+        self.say(kind, items, None, None).await
+    }
+
+    /// Sends a snapshot with a digest of the test's choice, as a whole or as what differs.
+    ///
+    /// # Errors
+    /// When the server refuses it.
+    pub async fn say(
+        &mut self,
+        kind: &str,
+        items: Value,
+        digest: Option<&str>,
+        delta: Option<Value>,
+    ) -> Result<Value, ClientError> {
         self.sequence += 1;
         let (name, argument, input) = match kind {
             "pods" => ("reportPodStatuses", "pods", "PodStatusInput"),
@@ -38,10 +53,31 @@ impl Agent {
             _ => ("reportFluxStatuses", "statuses", "FluxStatusInput"),
         };
         let query = format!(
-            "mutation($agent: AgentInput!, $items: [{input}!]!) {{ {name}(agent: $agent, {argument}: $items) {{ newestRevision confirmedDeletions {{ deploymentId uid }} }} }}"
+            "mutation($agent: AgentInput!, $items: [{input}!]!, $digest: String, $delta: DeltaInput) {{ {name}(agent: $agent, {argument}: $items, digest: $digest, delta: $delta) {{ newestRevision confirmedDeletions {{ deploymentId uid }} }} }}"
         );
         let agent = json!({ "identity": self.identity, "epoch": self.epoch, "sequence": self.sequence, "clusterUid": self.uid });
-        Ok(self.client.execute(&query, json!({ "agent": agent, "items": items })).await?[name].clone())
+        let variables = json!({ "agent": agent, "items": items, "digest": digest, "delta": delta });
+        Ok(self.client.execute(&query, variables).await?[name].clone())
+    }
+
+    /// Says that nothing differs from the snapshots of pods, deployments and Flux with these digests.
+    ///
+    /// # Errors
+    /// When the server refuses it.
+    pub async fn unchanged(&mut self, digests: [&str; 3]) -> Result<Value, ClientError> {
+        self.sequence += 1;
+        let [pods, deployments, flux] = digests;
+        let digest = digest_parts([self.identity.as_str(), &self.uid, pods, deployments, flux]);
+        let variables = json!({ "e": self.epoch, "s": self.sequence, "d": digest });
+        Ok(self.client.execute(styrmin_agent::server::UNCHANGED, variables).await?["report"].clone())
+    }
+
+    /// Size of the body of such a report.
+    #[must_use]
+    pub fn unchanged_bytes(&self) -> usize {
+        // As the agent has them: epochs are seconds, digests 32 digits.
+        let variables = json!({ "e": 96_000_000, "s": 100_000, "d": "0".repeat(32) });
+        json!({ "query": styrmin_agent::server::UNCHANGED, "variables": variables }).to_string().len()
     }
 
     /// Sends a whole snapshot of StyrminDeployments.

@@ -195,6 +195,14 @@ impl Server {
         self.folder.path().join(format!("data/git/{cluster}.git"))
     }
 
+    /// A counter of its metrics.
+    pub async fn metric(&self, name: &str) -> u64 {
+        let answer = http().get(format!("{}/metrics", self.address())).bearer_auth(self.token());
+        let text = answer.send().await.unwrap().text().await.unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
+        line.trim().parse().unwrap()
+    }
+
     /// Waits until nothing waits for a repository any more.
     pub async fn drained(&self, limit: Duration) {
         let http = http();

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use styrmin_client::{Client, ClientError};
 use styrmin_tests::agent::Agent;
-use styrmin_tests::server::{Api as _, Server};
 use styrmin_tests::{git, http};
+use styrmin_tests::server::{Api as _, Server};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const STEPS: [&str; 4] = [
@@ -89,13 +89,6 @@ impl World {
         edit(&mut object);
         self.agent.deployments(&[object]).await
     }
-
-    async fn metric(&self, name: &str) -> u64 {
-        let answer = http().get(format!("{}/metrics", self.server.address())).bearer_auth(self.server.token());
-        let text = answer.send().await.unwrap().text().await.unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
-        line.trim().parse().unwrap()
-    }
 }
 
 fn pod(name: &str, deployment: Option<&str>, reason: Option<&str>) -> Value {
@@ -155,7 +148,7 @@ async fn only_the_agent_of_the_cluster_itself_reports() {
     copy["namespace"] = json!("elsewhere");
     world.agent.deployments(&[copy]).await;
     assert_eq!(world.look().await["state"], "DEPLOYING");
-    assert_eq!(world.metric("styrmin_report_ignored_total").await, 3);
+    assert_eq!(world.server.metric("styrmin_report_ignored_total").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -379,20 +372,20 @@ async fn an_unchanged_report_costs_no_rows_and_what_vanished_is_gone() {
     let all: Vec<Value> = (0..300).map(|number| pod(&format!("p{number}"), Some(&world.deployment), None)).collect();
     world.agent.report("pods", json!(all)).await.unwrap();
     let (rows, look, steps) =
-        (world.metric("styrmin_report_rows_total").await, world.look().await, world.steps(&world.task).await);
+        (world.server.metric("styrmin_report_rows_total").await, world.look().await, world.steps(&world.task).await);
     assert_eq!(rows, 301);
     tokio::time::sleep(Duration::from_millis(20)).await;
     // In another order it is the same snapshot.
     let turned: Vec<Value> = all.iter().rev().cloned().collect();
     world.agent.report("pods", json!(turned)).await.unwrap();
     world.tell("CreatingHelmRelease", "Progressing", |_| {}).await;
-    assert_eq!(world.metric("styrmin_report_rows_total").await, rows);
+    assert_eq!(world.server.metric("styrmin_report_rows_total").await, rows);
     assert_eq!((world.look().await, world.steps(&world.task).await), (look, steps));
     // One pod more and one less: two rows.
     let mut changed = all[1..].to_vec();
     changed.push(pod("new", Some(&world.deployment), None));
     world.agent.report("pods", json!(changed)).await.unwrap();
-    assert_eq!(world.metric("styrmin_report_rows_total").await, rows + 2);
+    assert_eq!(world.server.metric("styrmin_report_rows_total").await, rows + 2);
     let query = "query($id: ID!, $after: String) { podStatuses(deploymentId: $id, first: 200, after: $after) { nodes { name } pageInfo { hasNextPage endCursor } } }";
     let (mut names, mut after) = (Vec::new(), Value::Null);
     loop {
@@ -439,6 +432,129 @@ async fn what_was_said_before_a_push_was_recorded_counts_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_report_may_be_what_differs_or_that_nothing_does() {
+    let mut world = World::start().await;
+    let id = world.deployment.clone();
+    let pods = async |world: &World| {
+        let query =
+            "query($id: ID!) { podStatuses(deploymentId: $id) { nodes { name containers { reason } updatedAt } } }";
+        world.client.ok(query, json!({ "id": world.deployment })).await["podStatuses"]["nodes"].clone()
+    };
+    let names = |pods: &Value| {
+        let names = pods.as_array().unwrap().iter().map(|pod| pod["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    let three = ["a", "b", "c"].map(|name| pod(name, Some(&id), None));
+    // Before the first whole snapshots nothing can differ from them.
+    let delta = |base: &str, removed: &[&str]| {
+        let removed: Vec<Value> =
+            removed.iter().map(|name| json!({ "kind": "Pod", "namespace": "styrmin-x", "name": name })).collect();
+        Some(json!({ "base": base, "removed": removed }))
+    };
+    assert_eq!(code(world.agent.say("pods", json!(three), Some("p1"), delta("p0", &[])).await), "WHOLE_NEEDED");
+    assert_eq!(code(world.agent.unchanged(["p0", "d0", "f0"]).await), "WHOLE_NEEDED");
+    world.agent.say("pods", json!(three), Some("p1"), None).await.unwrap();
+    assert_eq!(code(world.agent.unchanged(["p1", "d1", "f1"]).await), "WHOLE_NEEDED", "two kinds are missing");
+    let object = world.object("CreatingHelmRelease", "Progressing").await;
+    world.agent.say("deployments", json!([object]), Some("d1"), None).await.unwrap();
+    world.agent.say("flux", json!([]), Some("f1"), None).await.unwrap();
+    world.agent.unchanged(["p1", "d1", "f1"]).await.unwrap();
+
+    // What differs: one pod, and one is gone.
+    let before = pods(&world).await;
+    let rows = world.server.metric("styrmin_report_rows_total").await;
+    let changed = json!([pod("b", Some(&id), Some("ImagePullBackOff"))]);
+    world.agent.say("pods", changed.clone(), Some("p2"), delta("p1", &["c"])).await.unwrap();
+    let after = pods(&world).await;
+    assert_eq!((names(&after), &after[0]), (vec!["a".to_owned(), "b".to_owned()], &before[0]));
+    assert_eq!(after[1]["containers"][0]["reason"], "ImagePullBackOff");
+    assert_eq!(world.server.metric("styrmin_report_rows_total").await, rows + 2);
+
+    // Repeated, late, reordered, or from somebody else: nothing changes, and the whole is asked for.
+    for (digest, base) in [("p2", "p1"), ("p3", "p0"), ("p3", "")] {
+        let said = world.agent.say("pods", json!([]), Some(digest), delta(base, &["a", "b"])).await;
+        assert_eq!(code(said), "WHOLE_NEEDED", "{digest} {base}");
+    }
+    for digests in [["p1", "d1", "f1"], ["p2", "d1", "f2"], ["", "", ""]] {
+        assert_eq!(code(world.agent.unchanged(digests).await), "WHOLE_NEEDED", "{digests:?}");
+    }
+    world.agent.identity = "agent-2".into();
+    assert_eq!(code(world.agent.unchanged(["p2", "d1", "f1"]).await), "WHOLE_NEEDED", "another process");
+    world.agent.identity = "agent-1".into();
+    world.agent.unchanged(["p2", "d1", "f1"]).await.unwrap();
+    world.agent.sequence -= 1;
+    assert_eq!(code(world.agent.unchanged(["p2", "d1", "f1"]).await), "STALE_REPORT", "the same once more");
+    assert_eq!(pods(&world).await, after);
+    assert_eq!(code(world.agent.say("pods", json!([]), None, delta("p2", &[])).await), "INVALID", "no digest");
+    // An object that is not this cluster's is left out of what differs, too.
+    let foreign = json!([pod("z", Some("zzzzzzzzzzzz"), None)]);
+    world.agent.say("pods", foreign, Some("p3"), delta("p2", &[])).await.unwrap();
+    assert_eq!(pods(&world).await, after);
+
+    // Another process begins with the whole.
+    world.agent.epoch += 1;
+    world.agent.say("pods", json!(three), Some("p9"), None).await.unwrap();
+    assert_eq!(names(&pods(&world).await), ["a", "b", "c"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_move_by_what_differs_and_by_the_word_that_nothing_does() {
+    let mut world = World::start().await;
+    world.agent.say("pods", json!([]), Some("p"), None).await.unwrap();
+    world.agent.say("flux", json!([]), Some("f"), None).await.unwrap();
+    let object = world.object("CreatingHelmRelease", "Progressing").await;
+    world.agent.say("deployments", json!([object]), Some("d1"), None).await.unwrap();
+    let ready = world.object("Ready", "Running").await;
+    let delta = |base: &str, removed: Value| Some(json!({ "base": base, "removed": removed }));
+    world.agent.say("deployments", json!([ready]), Some("d2"), delta("d1", json!([]))).await.unwrap();
+    assert_eq!(world.look().await["state"], "RUNNING");
+
+    // The cluster has the next instance before the server has recorded its push: nothing differs any more then.
+    let repository = world.server.hosted(&world.cluster);
+    git::hook(&repository, "pre-receive", "sleep 2");
+    let next = world.client.set_variable(&world.deployment, "A", "1").await.unwrap().unwrap();
+    let object = world.object("Ready", "Running").await;
+    world.agent.say("deployments", json!([object]), Some("d3"), delta("d2", json!([]))).await.unwrap();
+    assert_eq!(world.client.task(&next).await.unwrap().state, "RUNNING");
+    world.pushed().await;
+    world.agent.unchanged(["p", "d3", "f"]).await.unwrap();
+    assert_eq!(
+        (&world.steps(&next).await["state"], &world.look().await["state"]),
+        (&json!("SUCCEEDED"), &json!("RUNNING"))
+    );
+    std::fs::remove_file(repository.join("hooks/pre-receive")).unwrap();
+
+    // A change of another object leaves this one what it is; its own absence ends its deletion.
+    let (other, task) = world.client.web(&world.environment, "other").await;
+    let deletion = world.client.delete(&world.deployment).await.unwrap().unwrap();
+    world.pushed().await;
+    let mut second = object.clone();
+    second["deploymentId"] = json!(other);
+    second["name"] = json!(format!("styrmin-{other}"));
+    second["phase"] = json!("CreatingPrerequisites");
+    world.agent.say("deployments", json!([second]), Some("d4"), delta("d3", json!([]))).await.unwrap();
+    assert_eq!(world.steps(&deletion).await["state"], "RUNNING");
+    let key = json!([{ "kind": "StyrminDeployment", "namespace": object["namespace"], "name": object["name"] }]);
+    world.agent.say("deployments", json!([]), Some("d5"), delta("d4", key)).await.unwrap();
+    assert_eq!(
+        (&world.steps(&deletion).await["state"], &world.look().await["state"]),
+        (&json!("SUCCEEDED"), &json!("DELETED"))
+    );
+    assert_eq!(world.client.task(&task).await.unwrap().state, "RUNNING");
+
+    // One that never came: absent for long enough after its removal was pushed.
+    let (never, _) = world.client.web(&world.environment, "never").await;
+    world.pushed().await;
+    let deletion = world.client.delete(&never).await.unwrap().unwrap();
+    world.pushed().await;
+    world.agent.unchanged(["p", "d5", "f"]).await.unwrap();
+    assert_eq!(world.client.task(&deletion).await.unwrap().state, "RUNNING", "it may still come");
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    world.agent.unchanged(["p", "d5", "f"]).await.unwrap();
+    assert_eq!(world.client.task(&deletion).await.unwrap().state, "SUCCEEDED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agents_snapshot_may_be_large_and_others_requests_may_not() {
     let mut world = World::start().await;
     // About 12 MB.
@@ -450,7 +566,7 @@ async fn an_agents_snapshot_may_be_large_and_others_requests_may_not() {
         })
         .collect();
     world.agent.report("pods", json!(all)).await.unwrap();
-    assert_eq!(world.metric("styrmin_report_rows_total").await, 30_000);
+    assert_eq!(world.server.metric("styrmin_report_rows_total").await, 30_000);
     let large = json!({ "query": "{ viewer { kind } }", "variables": { "x": "x".repeat(5 << 20) } });
     let url = format!("{}/graphql", world.server.address());
     match http().post(url).bearer_auth(world.server.token()).json(&large).send().await {

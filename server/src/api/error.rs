@@ -64,6 +64,7 @@ pub(super) fn report(error: ReportError) -> Error {
             extensions.set("sequence", last.sequence);
         }),
         ReportError::ForeignCluster { .. } => coded(message, "FOREIGN_CLUSTER"),
+        ReportError::WholeNeeded => coded(message, "WHOLE_NEEDED"),
         ReportError::Invalid { .. } => coded(message, "INVALID"),
         ReportError::Busy => coded(message, "BUSY"),
         ReportError::Store(cause) => internal(&cause),

@@ -8,7 +8,7 @@ use super::objects::{
 };
 use crate::auth::{self, Caller};
 use crate::changes::{self, Changed, CreateCluster, CreateDeployment, GitInput, Request, UpdateDeployment, Wish};
-use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus};
+use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus, Said};
 use crate::secrets::Plain;
 use crate::store::{After, AfterStatus, Confirmations, Person, Snapshot, StatusRow, StatusScope, TaskScope};
 use async_graphql::{
@@ -728,9 +728,9 @@ struct CreateTokenPayload {
     token: String,
 }
 
-async fn report(ctx: &Context<'_>, agent: reports::Agent, items: Items) -> Result<ReportAnswer> {
+async fn report(ctx: &Context<'_>, agent: reports::Agent, said: Said) -> Result<ReportAnswer> {
     let cluster = agent_cluster(ctx)?;
-    Ok(api(ctx)?.reports.accept(cluster, agent, items).await.map_err(not_accepted)?.into())
+    Ok(api(ctx)?.reports.accept(cluster, agent, said).await.map_err(not_accepted)?.into())
 }
 
 async fn request(ctx: &Context<'_>, id: &ID, request: Request, base: Option<ID>) -> Result<ChangePayload> {
@@ -940,33 +940,55 @@ impl Mutation {
         request(ctx, &id, Request::Delete, base_instance_id).await
     }
 
-    /// For agents: all pods of the cluster. What is not in it is gone.
+    /// For agents: all pods of the cluster, or with `delta` those that are new or differ. What is in neither is
+    /// gone.
     async fn report_pod_statuses(
         &self,
         ctx: &Context<'_>,
         agent: reports::Agent,
         pods: Vec<PodStatus>,
+        digest: Option<String>,
+        delta: Option<reports::Delta>,
     ) -> Result<ReportAnswer> {
-        report(ctx, agent, Items::Pods(pods)).await
+        report(ctx, agent, Said { items: Items::Pods(pods), digest, delta }).await
     }
 
-    /// For agents: all StyrminDeployments of the cluster. What is not in it is gone.
+    /// For agents: all StyrminDeployments of the cluster, or with `delta` those that are new or differ. What is
+    /// in neither is gone.
     async fn report_deployment_statuses(
         &self,
         ctx: &Context<'_>,
         agent: reports::Agent,
         deployments: Vec<DeploymentStatus>,
+        digest: Option<String>,
+        delta: Option<reports::Delta>,
     ) -> Result<ReportAnswer> {
-        report(ctx, agent, Items::Deployments(deployments)).await
+        report(ctx, agent, Said { items: Items::Deployments(deployments), digest, delta }).await
     }
 
-    /// For agents: all GitRepositories and Kustomizations of the cluster. What is not in it is gone.
+    /// For agents: all GitRepositories and Kustomizations of the cluster, or with `delta` those that are new or
+    /// differ. What is in neither is gone.
     async fn report_flux_statuses(
         &self,
         ctx: &Context<'_>,
         agent: reports::Agent,
         statuses: Vec<FluxStatus>,
+        digest: Option<String>,
+        delta: Option<reports::Delta>,
     ) -> Result<ReportAnswer> {
-        report(ctx, agent, Items::Flux(statuses)).await
+        report(ctx, agent, Said { items: Items::Flux(statuses), digest, delta }).await
+    }
+
+    /// For agents: nothing differs from what this process reported last. `digest` is that of all of it.
+    async fn report_unchanged(
+        &self,
+        ctx: &Context<'_>,
+        epoch: i64,
+        sequence: i64,
+        digest: String,
+    ) -> Result<ReportAnswer> {
+        let cluster = agent_cluster(ctx)?;
+        let accepted = api(ctx)?.reports.accept_unchanged(cluster, epoch, sequence, &digest).await;
+        Ok(accepted.map_err(not_accepted)?.into())
     }
 }

@@ -1,6 +1,8 @@
 //! What agents say: the only writer of observed state.
 //!
-//! Every report is a whole snapshot of one kind of object of one cluster. It is accepted when it
+//! Every report means a whole snapshot of one kind of object of one cluster. On the wire it may be the
+//! difference from the last one, named by digest, or only the word that nothing differs; when that digest is
+//! not what is stored, the agent is asked for the whole. It is accepted when it
 //! comes from the agent that holds the lease (epoch, then sequence, both only ever higher) in the
 //! cluster that the token is bound to; then rows that are not in it vanish, tasks move by
 //! [`crate::tasks::machine`], and deployments follow their tasks. Anything else changes nothing.
@@ -23,9 +25,9 @@ use crate::store::{
 use crate::tasks::machine::{self, Event, Observed, Wanted};
 use sha2::{Digest as _, Sha256};
 use status::Object;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use styrmin_renderer::canonical::hex;
+use styrmin_renderer::canonical::{digest_parts, hex};
 use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::plan::Workflow;
 use styrmin_renderer::{objects, spec};
@@ -48,6 +50,10 @@ const ATTEMPTS: u32 = 20;
 const IDENTITY_MAX: usize = 253;
 /// Instances whose digest is kept in memory.
 const WANTED_MAX: usize = 10_000;
+/// Most bytes of a digest.
+const DIGEST_MAX: usize = 128;
+/// Objects that are looked at one by one rather than all of their kind.
+const FEW: usize = 50;
 /// Pods of one deployment that are looked at for the reason of a failure.
 const PODS_READ: i64 = 500;
 
@@ -74,6 +80,40 @@ pub enum Items {
     Deployments(Vec<DeploymentStatus>),
     /// Flux's GitRepositories and Kustomizations.
     Flux(Vec<FluxStatus>),
+}
+
+/// What a report that does not hold a whole snapshot differs from.
+#[derive(Debug, Clone, PartialEq, Eq, async_graphql::InputObject)]
+#[graphql(name = "DeltaInput")]
+pub struct Delta {
+    /// The agent's digest of the last snapshot of this kind: the objects of the report are new or differ from
+    /// it.
+    pub base: String,
+    /// Objects of that snapshot that are gone.
+    pub removed: Vec<ObjectKey>,
+}
+
+/// Which object.
+#[derive(Debug, Clone, PartialEq, Eq, async_graphql::InputObject)]
+#[graphql(name = "ObjectKeyInput")]
+pub struct ObjectKey {
+    /// Its kind.
+    pub kind: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// One report.
+#[derive(Debug, Clone)]
+pub struct Said {
+    /// All objects, or those that differ.
+    pub items: Items,
+    /// The agent's digest of the whole snapshot; without it the server makes one.
+    pub digest: Option<String>,
+    /// `None`: the items are all there are.
+    pub delta: Option<Delta>,
 }
 
 /// Why a report was not accepted. Nothing of it is stored.
@@ -114,6 +154,9 @@ pub enum ReportError {
         /// What is wrong and what to do.
         message: String,
     },
+    /// It differs from a snapshot that is not the last one here.
+    #[error("report: base, digest: the last snapshot here is another one; send all objects")]
+    WholeNeeded,
     /// Too many changes at once.
     #[error("report: too many changes of the same rows at this moment; send it again with a higher sequence")]
     Busy,
@@ -142,6 +185,12 @@ pub struct Reports {
 struct Prepared {
     snapshot: Snapshot,
     digest: String,
+    /// The digest that it differs from; `None`: it is whole.
+    base: Option<String>,
+    /// What is gone from that.
+    removed: HashSet<StatusKey>,
+    /// It says of the StyrminDeployments, too, that they are as before.
+    word: bool,
     /// Without a time; of objects with the same key the last one.
     rows: BTreeMap<StatusKey, StatusRow>,
     /// By deployment and namespace.
@@ -167,29 +216,88 @@ impl Reports {
     ///
     /// # Errors
     /// When it is stale, of another cluster or too large; nothing of it is stored then.
-    pub async fn accept(&self, cluster: &str, agent: Agent, items: Items) -> Result<Confirmations> {
-        let result = self.try_accept(cluster, agent, items).await;
-        metrics::report(match &result {
-            Ok(_) => "accepted",
-            Err(ReportError::Stale { .. }) => "stale",
-            Err(ReportError::ForeignCluster { .. }) => "foreign",
-            Err(_) => "failed",
-        });
-        result
+    pub async fn accept(&self, cluster: &str, agent: Agent, said: Said) -> Result<Confirmations> {
+        counted(self.try_accept(cluster, agent, said).await)
     }
 
-    async fn try_accept(&self, cluster: &str, agent: Agent, items: Items) -> Result<Confirmations> {
+    async fn try_accept(&self, cluster: &str, agent: Agent, said: Said) -> Result<Confirmations> {
         check_agent(&agent)?;
-        check_size(&items)?;
+        check_size(&said)?;
         // Before the work, so that an agent that lost costs little.
-        check_turn(&agent, self.store.last_report(cluster).await?.as_ref())?;
+        let last = self.store.last_report(cluster).await?;
+        check_turn(&agent, last.as_ref())?;
         let owner = cluster.to_owned();
-        let prepared = tokio::task::spawn_blocking(move || prepare(&owner, items)).await;
-        let prepared = prepared.map_err(|error| anyhow::anyhow!("the report could not be read: {error}"))??;
-        for _ in 0..ATTEMPTS {
-            let last = self.store.last_report(cluster).await?;
-            check_turn(&agent, last.as_ref())?;
-            let report = self.compute(cluster, &agent, last, &prepared).await?;
+        let prepared = if said.is_small() {
+            prepare(&owner, said)?
+        } else {
+            let prepared = tokio::task::spawn_blocking(move || prepare(&owner, said)).await;
+            prepared.map_err(|error| anyhow::anyhow!("the report could not be read: {error}"))??
+        };
+        self.record(cluster, &agent, &prepared, last).await
+    }
+
+    /// Takes the word of the agent of `cluster` that nothing differs from what it reported last; `digest` is that
+    /// of [`everything`].
+    ///
+    /// # Errors
+    /// When it is stale, or not what is stored here.
+    pub async fn accept_unchanged(
+        &self,
+        cluster: &str,
+        epoch: i64,
+        sequence: i64,
+        digest: &str,
+    ) -> Result<Confirmations> {
+        counted(self.try_accept_unchanged(cluster, epoch, sequence, digest).await)
+    }
+
+    async fn try_accept_unchanged(
+        &self,
+        cluster: &str,
+        epoch: i64,
+        sequence: i64,
+        digest: &str,
+    ) -> Result<Confirmations> {
+        let Some(last) = self.store.last_report(cluster).await? else { return Err(ReportError::WholeNeeded) };
+        if everything(&last).as_deref() != Some(digest) {
+            return Err(ReportError::WholeNeeded);
+        }
+        // The digest says who speaks, too.
+        let (identity, cluster_uid) = (last.identity.clone(), last.cluster_uid.clone());
+        let agent = Agent { identity, epoch, sequence, cluster_uid };
+        check_turn(&agent, Some(&last))?;
+        let flux = last.flux_digest.clone().unwrap_or_default();
+        let prepared = Prepared {
+            snapshot: Snapshot::Flux,
+            digest: flux.clone(),
+            base: Some(flux),
+            removed: HashSet::new(),
+            word: true,
+            rows: BTreeMap::new(),
+            deployments: HashMap::new(),
+            flux: Vec::new(),
+        };
+        self.record(cluster, &agent, &prepared, Some(last)).await
+    }
+
+    async fn record(
+        &self,
+        cluster: &str,
+        agent: &Agent,
+        prepared: &Prepared,
+        mut last: Option<LastReport>,
+    ) -> Result<Confirmations> {
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                last = self.store.last_report(cluster).await?;
+                check_turn(agent, last.as_ref())?;
+            }
+            if prepared.base.is_some()
+                && prepared.base.as_ref() != last.as_ref().and_then(|last| digest(last, prepared.snapshot))
+            {
+                return Err(ReportError::WholeNeeded);
+            }
+            let report = self.compute(cluster, agent, last.take(), prepared).await?;
             match self.store.record_report(&report).await {
                 Err(StoreError::Conflict) => continue,
                 other => other?,
@@ -225,9 +333,13 @@ impl Reports {
         if last.as_ref().and_then(|last| digest(last, prepared.snapshot)) != Some(&prepared.digest) {
             let places = match prepared.snapshot {
                 Snapshot::Flux => HashMap::new(),
-                Snapshot::Pods | Snapshot::Deployments => self.places(cluster).await?,
+                Snapshot::Pods | Snapshot::Deployments => self.places(cluster, prepared).await?,
             };
-            let stored = self.store.status_digests(cluster, prepared.snapshot).await?;
+            let stored = match prepared.base {
+                None => self.store.status_digests(cluster, prepared.snapshot).await?,
+                // What the agent names differs; of what is stored only that goes which it says is gone.
+                Some(_) => prepared.removed.iter().map(|key| (key.clone(), String::new())).collect(),
+            };
             compare(&mut report, prepared, &places, stored, now);
             let busy: HashSet<&str> = running.iter().map(|running| running.task.deployment_id.as_str()).collect();
             for row in report.set.iter().filter(|_| prepared.snapshot == Snapshot::Deployments) {
@@ -242,15 +354,16 @@ impl Reports {
         }
         // An object may carry an instance before the server has recorded its push, and agents do not
         // repeat at once what did not change: what they said before counts at the next report too.
-        let stored = match prepared.snapshot {
-            Snapshot::Flux if running.iter().any(|running| machine::is_pushed(&running.task)) => {
-                self.stored_statuses(cluster).await?
-            }
-            _ => HashMap::new(),
+        let is_told_elsewhere = prepared.snapshot == Snapshot::Flux || prepared.base.is_some();
+        let stored = if is_told_elsewhere && running.iter().any(|running| machine::is_pushed(&running.task)) {
+            self.stored_statuses(cluster).await?
+        } else {
+            HashMap::new()
         };
-        let mut waiting = Waiting { statuses: &prepared.flux, newest: None, names: HashMap::new() };
+        let mut waiting = Waiting { statuses: Vec::new(), newest: None, names: HashMap::new() };
         if prepared.snapshot == Snapshot::Flux && running.iter().any(|running| machine::waits_for_flux(&running.task)) {
             waiting.newest = self.store.confirmations(cluster).await?.newest_revision;
+            waiting.statuses = self.flux_statuses(cluster, prepared).await?;
         }
         let vanished: HashSet<(&str, &str)> =
             report.remove.iter().map(|(_, namespace, name)| (namespace.as_str(), name.as_str())).collect();
@@ -262,10 +375,13 @@ impl Reports {
             let mut task = running.task.clone();
             let place = (task.deployment_id.clone(), environment_namespace(&running.environment_id));
             let status = match prepared.snapshot {
-                Snapshot::Deployments => prepared.deployments.get(&place),
+                Snapshot::Deployments => prepared.deployments.get(&place).or_else(|| {
+                    let key = ("StyrminDeployment".to_owned(), place.1.clone(), object_name(&place.0));
+                    stored.get(&place).filter(|_| !prepared.removed.contains(&key))
+                }),
                 _ => stored.get(&place),
             };
-            let is_gone = prepared.snapshot == Snapshot::Deployments
+            let is_gone = (prepared.snapshot == Snapshot::Deployments || prepared.word)
                 && status.is_none()
                 && (vanished.contains(&(place.1.as_str(), &object_name(&place.0))) || pushed_long_ago(&task, now));
             let goal = self.goal_of(&task, status).await?;
@@ -280,8 +396,34 @@ impl Reports {
         Ok(report)
     }
 
-    async fn places(&self, cluster: &str) -> Result<HashMap<String, DeploymentPlace>> {
-        let found = self.store.deployment_places(cluster).await?;
+    /// Flux's objects as they are with this report.
+    async fn flux_statuses(&self, cluster: &str, prepared: &Prepared) -> Result<Vec<FluxStatus>> {
+        let mut statuses = prepared.flux.clone();
+        if prepared.base.is_none() {
+            return Ok(statuses);
+        }
+        let most = i64::try_from(FLUX_MAX).unwrap_or(i64::MAX);
+        let rows = self.store.statuses(Snapshot::Flux, StatusScope::Cluster(cluster), None, most).await?;
+        let is_as_before = |row: &&StatusRow| {
+            let key = (row.kind.clone(), row.namespace.clone(), row.name.clone());
+            !prepared.rows.contains_key(&key) && !prepared.removed.contains(&key)
+        };
+        statuses.extend(rows.iter().filter(is_as_before).filter_map(FluxStatus::from_row));
+        Ok(statuses)
+    }
+
+    /// The deployments of the cluster that a report can be about.
+    async fn places(&self, cluster: &str, prepared: &Prepared) -> Result<HashMap<String, DeploymentPlace>> {
+        let named: BTreeSet<&str> = prepared.rows.values().filter_map(|row| row.deployment_id.as_deref()).collect();
+        let found = if named.len() <= FEW {
+            let mut found = Vec::with_capacity(named.len());
+            for id in named {
+                found.extend(self.store.deployment_place(cluster, id).await?);
+            }
+            found
+        } else {
+            self.store.deployment_places(cluster).await?
+        };
         Ok(found.into_iter().map(|place| (place.id.clone(), place)).collect())
     }
 
@@ -484,14 +626,14 @@ fn pushed_long_ago(task: &Task, now: Millis) -> bool {
 }
 
 /// Why tasks wait for Flux.
-struct Waiting<'a> {
-    statuses: &'a [FluxStatus],
+struct Waiting {
+    statuses: Vec<FluxStatus>,
     newest: Option<String>,
     /// Kustomizations by environment and shard.
     names: HashMap<(String, i64), Option<String>>,
 }
 
-impl Waiting<'_> {
+impl Waiting {
     /// Tells a task whose commit is not in the cluster yet what hinders it.
     fn explain(&mut self, task: &mut Task, running: &RunningTask, now: Millis) -> bool {
         if !machine::waits_for_flux(task) {
@@ -501,7 +643,7 @@ impl Waiting<'_> {
         let name =
             self.names.entry(shard).or_insert_with_key(|(environment, shard)| kustomization(environment, *shard));
         let Some(name) = name else { return false };
-        let message = explain::flux(self.statuses, name, running.revision.as_deref(), self.newest.as_deref());
+        let message = explain::flux(&self.statuses, name, running.revision.as_deref(), self.newest.as_deref());
         machine::apply(task, &Event::FluxWaits { message: &message }, now)
     }
 }
@@ -533,12 +675,57 @@ fn check_agent(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-fn check_size(items: &Items) -> Result<()> {
-    let (field, found, most) = match items {
-        Items::Pods(items) => ("pods", items.len(), PODS_MAX),
-        Items::Deployments(items) => ("deployments", items.len(), DEPLOYMENTS_MAX),
-        Items::Flux(items) => ("statuses", items.len(), FLUX_MAX),
+impl Said {
+    /// Reading it takes no longer than handing it to a thread.
+    fn is_small(&self) -> bool {
+        self.items.len() <= FEW && self.delta.is_some()
+    }
+}
+
+impl Items {
+    fn len(&self) -> usize {
+        match self {
+            Self::Pods(items) => items.len(),
+            Self::Deployments(items) => items.len(),
+            Self::Flux(items) => items.len(),
+        }
+    }
+}
+
+/// Counts how reports end.
+fn counted(result: Result<Confirmations>) -> Result<Confirmations> {
+    metrics::report(match &result {
+        Ok(_) => "accepted",
+        Err(ReportError::Stale { .. }) => "stale",
+        Err(ReportError::ForeignCluster { .. }) => "foreign",
+        Err(ReportError::WholeNeeded) => "whole_needed",
+        Err(_) => "failed",
+    });
+    result
+}
+
+/// Digest of all that an agent reported, and of who it is; `None` while a kind is missing. The agent makes the
+/// same of what it sent.
+#[must_use]
+pub fn everything(last: &LastReport) -> Option<String> {
+    let (pods, deployments, flux) =
+        (last.pods_digest.as_ref()?, last.deployments_digest.as_ref()?, last.flux_digest.as_ref()?);
+    Some(digest_parts([last.identity.as_str(), &last.cluster_uid, pods, deployments, flux]))
+}
+
+fn check_size(said: &Said) -> Result<()> {
+    let (field, most) = match said.items {
+        Items::Pods(_) => ("pods", PODS_MAX),
+        Items::Deployments(_) => ("deployments", DEPLOYMENTS_MAX),
+        Items::Flux(_) => ("statuses", FLUX_MAX),
     };
+    let digests = said.digest.iter().chain(said.delta.iter().map(|delta| &delta.base));
+    if said.delta.is_some() && said.digest.is_none() || digests.into_iter().any(|digest| digest.len() > DIGEST_MAX) {
+        let message = format!("a delta needs one, and none may be longer than {DIGEST_MAX} bytes");
+        return Err(ReportError::Invalid { object: "report", field: "digest", message });
+    }
+    let removed = said.delta.as_ref().map_or(0, |delta| delta.removed.len());
+    let found = said.items.len().max(removed);
     if found > most {
         let message = format!("{found} are more than the {most} that a cluster may have; use several clusters");
         return Err(ReportError::Invalid { object: "report", field, message });
@@ -598,10 +785,10 @@ fn next_row(cluster: &str, agent: &Agent, last: Option<&LastReport>, prepared: &
 }
 
 /// Bounds and digests a snapshot. Takes long for a large one.
-fn prepare(cluster: &str, items: Items) -> Result<Prepared> {
+fn prepare(cluster: &str, said: Said) -> Result<Prepared> {
     let mut deployments = HashMap::new();
     let mut flux = Vec::new();
-    let (snapshot, rows) = match items {
+    let (snapshot, rows) = match said.items {
         Items::Pods(mut items) => (Snapshot::Pods, rows(cluster, Snapshot::Pods, &mut items)?),
         Items::Deployments(mut items) => {
             // The server writes no other name: what bears one is somebody's copy.
@@ -624,7 +811,11 @@ fn prepare(cluster: &str, items: Items) -> Result<Prepared> {
             hash.update([0]);
         }
     }
-    Ok(Prepared { snapshot, digest: format!("sha256:{}", hex(&hash.finalize())), rows, deployments, flux })
+    let digest = said.digest.unwrap_or_else(|| format!("sha256:{}", hex(&hash.finalize())));
+    let (base, removed) = said.delta.map_or((None, Vec::new()), |delta| (Some(delta.base), delta.removed));
+    let removed = removed.into_iter().map(|key| (key.kind, key.namespace, key.name));
+    let removed = removed.filter(|key| !rows.contains_key(key)).collect();
+    Ok(Prepared { snapshot, digest, base, removed, word: false, rows, deployments, flux })
 }
 
 fn rows(cluster: &str, snapshot: Snapshot, items: &mut [impl Object]) -> Result<BTreeMap<StatusKey, StatusRow>> {
@@ -710,8 +901,12 @@ mod tests {
         Agent { identity: identity.into(), epoch, sequence, cluster_uid: "uid".into() }
     }
 
+    fn said(items: Items) -> Said {
+        Said { items, digest: None, delta: None }
+    }
+
     fn last(identity: &str, epoch: i64, sequence: i64) -> LastReport {
-        let prepared = prepare("c", Items::Flux(Vec::new())).unwrap();
+        let prepared = prepare("c", said(Items::Flux(Vec::new()))).unwrap();
         next_row("c", &agent(identity, epoch, sequence), None, &prepared, 1)
     }
 
@@ -747,7 +942,7 @@ mod tests {
             assert!(check_agent(&bad).is_err(), "{bad:?}");
         }
         let pods = vec![PodStatus::default(); PODS_MAX + 1];
-        let error = check_size(&Items::Pods(pods)).unwrap_err().to_string();
+        let error = check_size(&said(Items::Pods(pods))).unwrap_err().to_string();
         assert!(error.contains("report: pods: 40001"), "{error}");
     }
 
@@ -768,9 +963,11 @@ mod tests {
             newest_instance_id: None,
         };
         let places = HashMap::from([(place.id.clone(), place)]);
-        let before =
-            prepare("c", Items::Pods(vec![pod("same", None, true), pod("other", None, true), pod("gone", None, true)]))
-                .unwrap();
+        let before = prepare(
+            "c",
+            said(Items::Pods(vec![pod("same", None, true), pod("other", None, true), pod("gone", None, true)])),
+        )
+        .unwrap();
         let stored = before.rows.iter().map(|(key, row)| (key.clone(), row.digest.clone())).collect();
         let items = vec![
             pod("same", None, true),
@@ -778,7 +975,7 @@ mod tests {
             pod("new", Some("abcdefghijkl"), true),
             pod("foreign", Some("zzzzzzzzzzzz"), true),
         ];
-        let now = prepare("c", Items::Pods(items)).unwrap();
+        let now = prepare("c", said(Items::Pods(items))).unwrap();
         assert_ne!(before.digest, now.digest);
         let mut report = Report {
             last: None,
@@ -809,7 +1006,7 @@ mod tests {
             status("copy", "styrmin-env-bbcdefghijkl"),
             status("styrmin-abcdefghijkl", "elsewhere"),
         ];
-        let prepared = prepare("c", Items::Deployments(items)).unwrap();
+        let prepared = prepare("c", said(Items::Deployments(items))).unwrap();
         assert_eq!(prepared.rows.len(), 2);
         assert!(prepared.deployment("abcdefghijkl", &environment_namespace("bbcdefghijkl")).is_some());
     }

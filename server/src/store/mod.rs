@@ -978,6 +978,8 @@ pub trait Store: Send + Sync {
     async fn running_in(&self, cluster: &str) -> Result<Vec<RunningTask>>;
     /// StyrminDeployments of a cluster's running tasks, as last reported.
     async fn running_statuses(&self, cluster: &str) -> Result<Vec<StatusRow>>;
+    /// One deployment of a cluster.
+    async fn deployment_place(&self, cluster: &str, id: &str) -> Result<Option<DeploymentPlace>>;
     /// All deployments of a cluster.
     async fn deployment_places(&self, cluster: &str) -> Result<Vec<DeploymentPlace>>;
     /// Digests of everything that was last reported in a snapshot of a cluster.

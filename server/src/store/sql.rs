@@ -1049,6 +1049,16 @@ impl Store for SqlStore {
         .await?)
     }
 
+    async fn deployment_place(&self, cluster: &str, id: &str) -> Result<Option<DeploymentPlace>> {
+        Ok(sqlx::query_as(
+            "SELECT d.id AS id, d.environment_id AS environment_id, d.lifecycle AS lifecycle, d.state AS state, d.newest_instance_id AS newest_instance_id FROM deployments d JOIN environments e ON e.id = d.environment_id WHERE d.id = $2 AND e.cluster_id = $1",
+        )
+        .bind(cluster)
+        .bind(id)
+        .fetch_optional(&self.reader)
+        .await?)
+    }
+
     async fn deployment_places(&self, cluster: &str) -> Result<Vec<DeploymentPlace>> {
         Ok(sqlx::query_as(
             "SELECT d.id AS id, d.environment_id AS environment_id, d.lifecycle AS lifecycle, d.state AS state, d.newest_instance_id AS newest_instance_id FROM deployments d JOIN environments e ON e.id = d.environment_id WHERE e.cluster_id = $1",

@@ -1,9 +1,10 @@
 //! Benchmarks: ours and a peer's in the same run, equal results proved, ratios as JSON lines.
 //!
-//! `./scripts/bench commit`, `render`, `loop`, `operator` and `fanout`; what each measures stands at its function.
+//! `./scripts/bench commit`, `render`, `loop`, `operator`, `fanout` and `reports`; what each measures stands at its function.
 
 mod fan_out;
 mod operator;
+mod reports;
 
 use clap::{Parser, Subcommand};
 use futures::future::join_all;
@@ -53,6 +54,12 @@ enum Bench {
         #[arg(default_value_t = 10_000)]
         count: usize,
     },
+    /// Agents that report.
+    Reports {
+        /// How many.
+        #[arg(default_value_t = 1000)]
+        agents: usize,
+    },
     /// The operator with many deployments.
     Operator {
         /// How many; 1,000 and 10,000 when absent.
@@ -78,6 +85,7 @@ async fn main() {
         Bench::Render => render().await,
         Bench::Loop => whole_loop().await,
         Bench::Fanout { count } => fan_out::fan_out(count).await,
+        Bench::Reports { agents } => reports::reports(agents).await,
         Bench::Operator { count } => {
             operator::operator(&count.map_or_else(|| vec![1000, 10_000], |count| vec![count])).await;
         }
