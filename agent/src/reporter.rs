@@ -52,8 +52,9 @@ const KINDS: [Kind; 3] = [
         rows: flux_statuses,
     },
 ];
-/// Position of the pods in [`KINDS`]: what is said of them moves no task.
-const PODS: usize = 0;
+/// Position of the StyrminDeployments in [`KINDS`]: by them, or by the word that they are as before, every task
+/// moves that can.
+const DEPLOYMENTS: usize = 1;
 
 /// One kind of snapshot.
 struct Kind {
@@ -91,7 +92,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             Err(error) => {
                 let pause = (pause * 2).clamp(Duration::from_secs(1), PAUSE_MAX);
                 warn!(error = format!("{error:#}"), retry_in_s = pause.as_secs(), "a report failed");
-                reporter.sent = Default::default();
+                // What was sent stays noted: if the server does not have it, it asks for the whole.
                 pause
             }
         };
@@ -140,14 +141,14 @@ impl Reporter {
     /// Sends what differs, or that nothing does.
     async fn round(&mut self, cluster: &str) -> anyhow::Result<()> {
         let mut failure = None;
-        let mut moves_tasks = false;
+        let mut sent_deployments = false;
         for (position, of) in KINDS.iter().enumerate() {
             let snapshot = Snapshot::new(of.kind, (of.rows)(&self.watch));
             let Some(message) = snapshot.message(self.sent[position].as_ref()) else { continue };
             match self.server.report(of.mutation, cluster, message).await {
                 Ok(confirms) => {
                     self.look_again(confirms);
-                    moves_tasks |= position != PODS;
+                    sent_deployments |= position == DEPLOYMENTS;
                     self.sent[position] = Some(snapshot.sent());
                 }
                 Err(error) if server::is_stale(&error) || server::wants_the_whole(&error) => return Err(error),
@@ -159,7 +160,7 @@ impl Reporter {
             return Err(failure);
         }
         if let [Some(pods), Some(deployments), Some(flux)] = &self.sent
-            && !moves_tasks
+            && !sent_deployments
         {
             let digests = [pods.digest(), deployments.digest(), flux.digest()];
             let confirms = self.server.unchanged(cluster, digests).await?;

@@ -17,6 +17,16 @@ pub fn point(name: &str) {
     let _ = name;
 }
 
+/// Waits when a test asked for it here, so that something comes in between: `STYRMIN_PAUSE=NAME:MILLISECONDS`.
+pub async fn pause(name: &str) {
+    #[cfg(debug_assertions)]
+    if let Some(wanted) = armed::pause(name) {
+        tokio::time::sleep(wanted).await;
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = name;
+}
+
 #[cfg(debug_assertions)]
 mod armed {
     use std::sync::OnceLock;
@@ -24,6 +34,12 @@ mod armed {
 
     static FAULT: OnceLock<Option<(String, u32)>> = OnceLock::new();
     static PASSES: AtomicU32 = AtomicU32::new(0);
+
+    pub(super) fn pause(name: &str) -> Option<std::time::Duration> {
+        let text = std::env::var("STYRMIN_PAUSE").ok()?;
+        let (point, time) = text.split_once(':')?;
+        (point == name).then(|| time.parse().ok().map(std::time::Duration::from_millis))?
+    }
 
     pub(super) fn point(name: &str) {
         let fault = FAULT.get_or_init(|| {

@@ -16,6 +16,7 @@ pub mod faults;
 pub mod metrics;
 pub mod reports;
 pub mod repository;
+pub mod retention;
 pub mod secrets;
 pub mod settings;
 pub mod store;
@@ -83,6 +84,10 @@ pub async fn serve(
     });
     let changes =
         Arc::new(changes::Changes::new(Arc::clone(&store), Arc::clone(&drivers), key, Arc::clone(&clock), wake));
+    let forgetting = match settings.retention_days {
+        0 => None,
+        days => Some(tokio::spawn(retention::run(Arc::clone(&store), Arc::clone(&clock), days, stop.clone()))),
+    };
     let watching = tokio::spawn(Arc::clone(&drivers).watch(stop.clone()));
     let writing = tokio::spawn(writers.run(stop.clone()));
     let fanning_out = tokio::spawn(Arc::clone(&changes).run_fan_outs(stop.clone()));
@@ -95,6 +100,9 @@ pub async fn serve(
     stop.cancelled().await;
     info!("stopping");
     let finish = async {
+        if let Some(forgetting) = forgetting {
+            let _ = forgetting.await;
+        }
         let _ = tokio::join!(serving, writing, fanning_out, watching);
     };
     if tokio::time::timeout(STOP_LIMIT, finish).await.is_err() {

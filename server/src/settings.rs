@@ -50,6 +50,10 @@ pub struct Settings {
     /// Longest pause in seconds between attempts to reach a repository.
     #[arg(long, env = "STYRMIN_GIT_RETRY_MAX", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub git_retry_max: u64,
+    /// Days that ended tasks, their instances and what was observed are kept; 0: for ever. What runs and the newest
+    /// 20 instances of each deployment stay in any case.
+    #[arg(long, env = "STYRMIN_RETENTION_DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(0..=36500))]
+    pub retention_days: u32,
     /// Log lines as JSON.
     #[arg(long, env = "STYRMIN_LOG_JSON")]
     pub log_json: bool,

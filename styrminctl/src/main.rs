@@ -312,7 +312,7 @@ enum Tasks {
 const CLUSTER: &str = "id name gitUrl branch path ageRecipient config createdAt";
 const ENVIRONMENT: &str = "id name cluster { id name } config createdAt";
 const DEPLOYMENT: &str = "id name driver applicationVersion driverVersion { version } lifecycle state environment { id name } newestInstance { id sequence revision }";
-const FAN_OUT: &str = "id level subjectId state createdAt endedAt author { name } changed { total running succeeded failed superseded } unchanged skipped { deploymentId reason } failed { deploymentId reason }";
+const FAN_OUT: &str = "id level subjectId state createdAt endedAt author { name } changed { total running succeeded failed superseded } deployments { running failed } unchanged skipped { deploymentId reason } failed { deploymentId reason }";
 const TASK: &str =
     "id workflow state message sequence createdAt endedAt steps { name state attempt message startedAt endedAt }";
 
@@ -651,7 +651,7 @@ async fn wait_for_fan_out(client: &Client, output: Output, id: &str, timeout: u6
     let tell = |seen: &FanOutProgress| {
         let FanOutProgress { changed, running, failed, unchanged, .. } = seen;
         let now = format!(
-            "{changed} deployments change: {running} on their way, {failed} failed; {unchanged} have it already"
+            "{changed} deployments change, {unchanged} have it already; {running} are on their way, {failed} failed"
         );
         if now != told {
             let _ = writeln!(std::io::stderr(), "{now}");

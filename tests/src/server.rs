@@ -171,6 +171,12 @@ impl Server {
         std::fs::read_to_string(self.log_file()).unwrap_or_default()
     }
 
+    /// The port that it listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> String {

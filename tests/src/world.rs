@@ -1,7 +1,7 @@
 //! Everything at once: a server with its hosted repository, a control plane with Flux that follows it,
 //! and an agent under exactly the rights that it needs.
 
-use crate::plane::{FLUX, Options, Plane, Port, Program, Recipe};
+use crate::plane::{FLUX, Gate, Options, Plane, Port, Program, Recipe};
 use crate::server::{Api as _, Server, copy, drivers, program};
 use crate::{eventually, git};
 use age::secrecy::ExposeSecret as _;
@@ -30,6 +30,8 @@ pub struct World {
     pub environment: String,
     /// Token of the cluster's agent.
     pub token: String,
+    /// Between the agent and the server.
+    pub link: Gate,
 }
 
 /// The objects of a file with several YAML documents.
@@ -83,10 +85,13 @@ impl World {
         }
         let account = account(&plane).await;
         let metrics = Port::claim();
+        let link = Gate::open(server.port()).await;
         let mut recipe = recipe(&plane, &server, "agent", &account, &token);
+        let through = format!("http://127.0.0.1:{}", link.number());
+        recipe.environment.push(("STYRMIN_SERVER_ADDRESS".into(), through));
         recipe.environment.push(("STYRMIN_METRICS_LISTEN".into(), metrics.address()));
         let agent = Program::start(recipe, plane.logs());
-        let world = Self { server, plane, agent, metrics, cluster, environment, token };
+        let world = Self { server, plane, agent, metrics, cluster, environment, token, link };
         let namespace = format!("styrmin-env-{}", world.environment);
         world.plane.until(&["v1", "Namespace", "", &namespace], LIMIT, |found| found.is_some()).await;
         world

@@ -76,6 +76,35 @@ async fn a_deployment_is_created_changed_upgraded_and_deleted() {
     succeeded(&deleted);
     world.until_state(&id, "DELETED").await;
     assert!(file(&world, &id).await.is_none());
+    // All of it can be read afterwards.
+    let query = "query($id: ID!) { deployment(id: $id) { timeline(first: 100) { nodes { kind title task { id } } } } }";
+    let timeline = client.ok(query, json!({ "id": id })).await["deployment"]["timeline"]["nodes"].clone();
+    let told: Vec<(&str, &str)> = timeline
+        .as_array()
+        .unwrap()
+        .iter()
+        .rev()
+        .map(|entry| (entry["kind"].as_str().unwrap(), entry["title"].as_str().unwrap()))
+        .collect();
+    let mut rest = told.as_slice();
+    for wanted in [
+        ("ASKED", "create"),
+        ("COMMITTED", ""),
+        ("PHASE", "Ready"),
+        ("ENDED", "succeeded"),
+        ("ASKED", "update"),
+        ("COMMITTED", ""),
+        ("ENDED", "succeeded"),
+        ("ASKED", "upgrade"),
+        ("ENDED", "succeeded"),
+        ("ASKED", "delete"),
+        ("COMMITTED", ""),
+        ("ENDED", "succeeded"),
+    ] {
+        let is = |(kind, title): &(&str, &str)| *kind == wanted.0 && (wanted.1.is_empty() || *title == wanted.1);
+        let found = rest.iter().position(is).unwrap_or_else(|| panic!("no {wanted:?} in {told:#?}"));
+        rest = &rest[found + 1..];
+    }
     for object in [
         ["v1", "Namespace", "", &name],
         ["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name],
@@ -221,6 +250,39 @@ async fn the_server_is_away_during_a_rollout() {
     world.server.up().await;
     succeeded(&world.until_ended(&task).await);
     world.until_state(&id, "RUNNING").await;
+}
+
+/// Server and agent do not hear each other; Flux goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_and_server_are_parted_during_a_rollout() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    succeeded(&world.until_ended(&task).await);
+    let first = client.set_variable(&id, "A", "1").await.unwrap().unwrap();
+    let (namespace, name) = world.object(&id);
+    let key = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+    let has =
+        |value: &'static str| move |found: Option<&Value>| found.is_some_and(|found| found.to_string().contains(value));
+    world.plane.until(&key, LIMIT, has(r#""A":"1""#)).await;
+    world.link.cut();
+    // Nobody tells Flux to look now; it does so by itself.
+    let second = client.set_variable(&id, "A", "2").await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(75)).await;
+    let task =
+        client.ok("query($id: ID!) { task(id: $id) { state steps { state message } } }", json!({ "id": second })).await;
+    assert_eq!(task["task"]["state"], "RUNNING", "nobody has told");
+    assert!(task.to_string().contains("No report from the agent since"), "people see why: {task:#}");
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    let ready = |found: Option<&Value>| {
+        found.is_some_and(|found| found["status"]["phase"] == "Ready") && has(r#""A":"2""#)(found)
+    };
+    world.plane.until(&key, LIMIT, ready).await;
+    world.link.mend();
+    succeeded(&world.until_ended(&second).await);
+    world.until_state(&id, "RUNNING").await;
+    let ended = world.until_ended(&first).await;
+    assert!(["SUCCEEDED", "SUPERSEDED"].contains(&ended["state"].as_str().unwrap()), "{ended:#}");
 }
 
 /// What a slip in Git may never do.

@@ -122,6 +122,17 @@ async fn actions_run_in_order_around_the_release_and_each_once() {
         })
     };
     let task = upgrade(&world, &id, "1.28").await;
+    // The deployment is never said to run before the upgrade has ended, whatever the pods do in between.
+    let query = "query($id: ID!) { deployment(id: $id) { state tasks(first: 1) { nodes { state } } } }";
+    loop {
+        let seen = world.client().ok(query, json!({ "id": id })).await["deployment"].clone();
+        // The state was read first.
+        match (seen["state"].as_str().unwrap(), seen["tasks"]["nodes"][0]["state"].as_str().unwrap()) {
+            ("PENDING" | "DEPLOYING", _) => tokio::time::sleep(Duration::from_millis(50)).await,
+            ("RUNNING", "SUCCEEDED") => break,
+            _ => panic!("{seen:#}"),
+        }
+    }
     ended(&world.until_ended(&task).await, "SUCCEEDED");
     watch.abort();
     let seen: Vec<String> = seen.lock().unwrap().iter().map(|one| one.replace('"', "")).collect();
@@ -130,16 +141,30 @@ async fn actions_run_in_order_around_the_release_and_each_once() {
     let status = object(&world, &id).await["status"].clone();
     assert_eq!((status["stoppedComponents"].clone(), status["phase"].as_str()), (Value::Null, Some("Ready")));
 
+    // Five changes in quick succession: their actions run once, the last one runs, the others give way.
+    let mut tasks = Vec::new();
+    for version in ["1.29", "1.30", "1.31", "1.32", "1.33"] {
+        tasks.push(upgrade(&world, &id, version).await);
+    }
+    let last = tasks.pop().unwrap();
+    ended(&world.until_ended(&last).await, "SUCCEEDED");
+    for task in &tasks {
+        ended(&world.until_ended(task).await, "SUPERSEDED");
+    }
+    assert_eq!(lines(&file), ["fill", "warm", "dump", "reindex", "dump", "reindex"]);
+    let image = world.plane.kubectl(&["-n", &name, "get", "deployments", "-o", "jsonpath={..image}"]).await;
+    assert_eq!(image, "nginx:1.33");
+
     // An agent that starts anew runs nothing again.
     world.agent.kill().await;
     world.agent.restart().await;
     let task = world.client().set_variable(&id, "A", "b").await.unwrap().unwrap();
     ended(&world.until_ended(&task).await, "SUCCEEDED");
-    assert_eq!(lines(&file).len(), 4);
+    assert_eq!(lines(&file).len(), 6);
 
     let task = world.client().delete(&id).await.unwrap().unwrap();
     ended(&world.until_ended(&task).await, "SUCCEEDED");
-    assert_eq!(lines(&file), ["fill", "warm", "dump", "reindex", "save"]);
+    assert_eq!(lines(&file), ["fill", "warm", "dump", "reindex", "dump", "reindex", "save"]);
     assert!(world.plane.get(&["v1", "Namespace", "", &name]).await.is_none());
 }
 
@@ -417,6 +442,13 @@ async fn the_network_of_three_deployments_in_two_environments() {
         })
         .await;
     }
+    let query = "query($id: ID!) { deployment(id: $id) { timeline(first: 100) { nodes { kind title } } } }";
+    eventually("the timeline has the corrections", LIMIT, async || {
+        let found = client.ok(query, json!({ "id": web })).await["deployment"]["timeline"]["nodes"].clone();
+        let mut drifts = found.as_array().unwrap().iter().filter(|entry| entry["kind"] == "DRIFT");
+        if drifts.any(|entry| entry["title"] == "correction 4") { Ok(()) } else { Err(found) }
+    })
+    .await;
     let events = world.plane.kubectl(&["-n", &world.object(&web).0, "get", "events.events.k8s.io", "-o", "json"]).await;
     assert!(events.contains("Put back NetworkPolicy allow-environment-to-web"), "an event says what");
 

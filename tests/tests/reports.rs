@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use styrmin_client::{Client, ClientError};
 use styrmin_tests::agent::Agent;
-use styrmin_tests::{git, http};
 use styrmin_tests::server::{Api as _, Server};
+use styrmin_tests::{git, http};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const STEPS: [&str; 4] = [
@@ -576,4 +576,43 @@ async fn an_agents_snapshot_may_be_large_and_others_requests_may_not() {
     }
     let many = vec![pod("p", None, None); 40_001];
     assert_eq!(code(world.agent.report("pods", json!(many)).await), "INVALID");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_of_flux_that_fails_names_what_it_holds_up() {
+    let mut world = World::start().await;
+    let flux = |kind: &str, name: &str, ready: &str, suspended: bool| {
+        json!({ "kind": kind, "namespace": "flux-system", "name": name, "ready": ready, "suspended": suspended,
+            "message": "field.yaml: not a mapping", "revision": "main@sha1:0" })
+    };
+    let shard = format!("styrmin-{}-s0", world.environment);
+    let held = async |world: &World| {
+        let query = "query($id: ID!) { fluxStatuses(clusterId: $id) { nodes { name heldUp { id } } } }";
+        let found = world.client.ok(query, json!({ "id": world.cluster })).await["fluxStatuses"]["nodes"].clone();
+        let of =
+            |one: &Value| one["heldUp"].as_array().unwrap().iter().map(|held| held["id"].clone()).collect::<Vec<_>>();
+        found.as_array().unwrap().iter().map(|one| (one["name"].clone(), of(one))).collect::<Vec<_>>()
+    };
+    let mine = vec![json!(world.deployment)];
+    let objects = [
+        flux("GitRepository", "styrmin", "True", false),
+        flux("Kustomization", &shard, "False", false),
+        flux("Kustomization", "zzz-other-s0", "False", false),
+    ];
+    world.agent.report("flux", json!(objects)).await.unwrap();
+    let none = Vec::<Value>::new();
+    let found = held(&world).await;
+    assert_eq!(
+        found,
+        [(json!("styrmin"), none.clone()), (json!(shard), mine.clone()), (json!("zzz-other-s0"), none.clone())]
+    );
+    let steps = world.steps(&world.task).await;
+    assert!(steps["steps"][1]["message"].as_str().unwrap().starts_with("Flux has main@sha1:0"), "{steps:#}");
+    // The source holds up everything; what Flux has applied waits no more.
+    world.agent.report("flux", json!([flux("GitRepository", "styrmin", "True", true)])).await.unwrap();
+    assert_eq!(held(&world).await, [(json!("styrmin"), mine)]);
+    let steps = world.steps(&world.task).await;
+    assert_eq!(steps["steps"][1]["message"], "GitRepository flux-system/styrmin: is suspended; resume it");
+    world.tell("CreatingPrerequisites", "Progressing", |_| {}).await;
+    assert_eq!(held(&world).await, [(json!("styrmin"), none)]);
 }

@@ -9,8 +9,9 @@ use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeplo
 use styrmin_server::store::{
     self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, Deployment, DeploymentOutcome, DeploymentState,
     DriverVersion, Environment, FanOut, FanOutLevel, FanOutState, Instance, InstanceOutcome, InstanceState, LastReport,
-    Lifecycle, OutboxKind, Person, Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step,
-    StepState, Store, StoreError, Target, Task, TaskScope, TaskState, Token, TokenKind, Untouched,
+    Lifecycle, Observation, OutboxKind, Person, Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow,
+    StatusScope, Step, StepState, Store, StoreError, Target, Task, TaskScope, TaskState, TimelineKind, Token,
+    TokenKind, Untouched,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -196,6 +197,7 @@ async fn suite(store: Shared) {
     names_and_shards(&store).await;
     confirmations(&store).await;
     fan_outs(&store).await;
+    history(&store).await;
     drivers(&store).await;
 }
 
@@ -325,6 +327,79 @@ async fn versions(store: &Shared) {
 fn current(mut change: Change) -> Change {
     (change.cluster.1, change.environment.1) = (2, 2);
     change
+}
+
+/// The timeline of a deployment, and what is forgotten of it.
+async fn history(store: &Shared) {
+    let mut row = store.change(&current(change(&deployment("h", "h")))).await.unwrap();
+    for _ in 0..3 {
+        row = store.change(&current(change(&row))).await.unwrap();
+    }
+    // The first three have ended, the second of them with a commit.
+    for (sequence, at) in [(1, 100), (2, 200), (3, 300)] {
+        let mut task = store.task(&format!("h-t{sequence:03}")).await.unwrap().unwrap();
+        (task.state, task.message, task.ended_at) = (TaskState::Superseded, Some("by a newer one".into()), Some(at));
+        if sequence == 2 {
+            (task.steps[0].state, task.steps[0].ended_at) = (StepState::Succeeded, Some(150));
+        }
+        let pushed =
+            Pushed { batch: None, target: target(), revision: None, rows: BatchRows::default(), tasks: vec![task] };
+        store.finish_batch(&pushed).await.unwrap();
+    }
+    let mut report = report(Snapshot::Deployments, 0);
+    let observation = |id: &str, at| Observation {
+        id: id.into(),
+        deployment_id: "h".into(),
+        at,
+        kind: TimelineKind::Phase,
+        title: "Ready".into(),
+        message: None,
+    };
+    report.last = store.last_report("cluster").await.unwrap().map(|last| (last.epoch, last.sequence));
+    (report.row.epoch, report.row.sequence) = (900, 1);
+    report.observations = vec![observation("o1", 120), observation("o2", 250)];
+    store.record_report(&report).await.unwrap();
+
+    let all = store.timeline("h", None, 100).await.unwrap();
+    let short: Vec<(i64, &str)> = all.iter().map(|entry| (entry.at, entry.kind.as_str())).collect();
+    let asked = (8, "asked");
+    assert_eq!(
+        short,
+        [
+            (300, "ended"),
+            (250, "phase"),
+            (200, "ended"),
+            (150, "committed"),
+            (120, "phase"),
+            (100, "ended"),
+            asked,
+            asked,
+            asked,
+            asked
+        ]
+    );
+    assert_eq!((all[0].title.as_str(), all[0].message.as_deref()), ("superseded", Some("by a newer one")));
+    assert_eq!(all[1].task_id, None);
+    // Page by page it is the same.
+    let (mut paged, mut before) = (Vec::new(), None);
+    loop {
+        let page = store.timeline("h", before.take(), 3).await.unwrap();
+        let Some(last) = page.last() else { break };
+        before = Some((last.at, last.key.clone()));
+        paged.extend(page);
+    }
+    assert_eq!(paged, all);
+
+    // Older than 260: the newest two stay in any case, and so does what is on its way.
+    while store.forget(260, 2, 1).await.unwrap() > 0 {}
+    let sequences: Vec<i64> =
+        store.instances("h", None, 10).await.unwrap().into_iter().map(|instance| instance.sequence).collect();
+    assert_eq!(sequences, [4, 3]);
+    let kinds: Vec<i64> = store.timeline("h", None, 100).await.unwrap().into_iter().map(|entry| entry.at).collect();
+    assert_eq!(kinds, [300, 8, 8]);
+    assert_eq!(store.fan_out("a1").await.unwrap(), None, "it had ended before that");
+    assert_eq!(store.fan_out("a2").await.unwrap().map(|found| found.state), Some(FanOutState::Running));
+    assert_eq!(store.forget(260, 2, 10).await.unwrap(), 0);
 }
 
 /// Changes of a fan-out: those whose rows moved are left out, and the others wait until it has ended.
@@ -514,6 +589,7 @@ fn report(snapshot: Snapshot, last: i64) -> Report {
         remove: Vec::new(),
         deployments: Vec::new(),
         tasks: Vec::new(),
+        observations: Vec::new(),
     }
 }
 

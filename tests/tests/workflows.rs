@@ -295,7 +295,7 @@ async fn runs_that_have_ended_make_room_and_only_failed_ones_are_tried_again() {
     let retried = jobs(&place).await;
     assert_eq!(retried.len(), 2, "what ended well does not run again: {retried:?}");
     assert!(!runs.contains(&retried[0]), "another attempt is another run");
-    assert_eq!(retried[1], runs[49], "what never ran stays asked for");
+    assert!(!runs.contains(&retried[1]), "so is one that is not known to have ended");
     // One more has room, and a change that is none of a job takes along what has not ended.
     place.client.ask(&id, "runJob(id: $id, action: \"check\")").await.unwrap().unwrap();
     place.tell(&id, "CreatingHelmRelease", json!({ "finishedJobs": retried })).await;

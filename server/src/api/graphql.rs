@@ -4,7 +4,7 @@ use super::Api;
 use super::error::{change as refused, coded, report as not_accepted, store as failed};
 use super::objects::{
     Cluster, Deployment, Driver, DriverProblem, Environment, FanOut, Instance, InstanceDiff, Page, PageInfo, Preview,
-    Task,
+    Task, TimelineEntry,
 };
 use crate::auth::{self, Caller};
 use crate::changes::{self, Changed, CreateCluster, CreateDeployment, GitInput, Request, UpdateDeployment, Wish};
@@ -178,6 +178,24 @@ pub(super) async fn tasks(
     let before = decode(after)?;
     let rows = api(ctx)?.store.tasks(scope, before.as_deref(), wanted(limit)).await.map_err(failed)?;
     Ok(page(rows, limit, |row| row.id.clone(), Task))
+}
+
+pub(super) async fn timeline(
+    ctx: &Context<'_>,
+    deployment: &str,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<TimelineEntry>> {
+    let limit = limit(first)?;
+    let place = |text: String| {
+        let (at, key) = text.split_once('\n')?;
+        Some((at.parse().ok()?, key.to_owned()))
+    };
+    let before = decode(after)?
+        .map(|text| place(text).ok_or_else(|| coded("after: is not a cursor of this list", "INVALID")))
+        .transpose()?;
+    let rows = api(ctx)?.store.timeline(deployment, before, wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| format!("{}\n{}", row.at, row.key), TimelineEntry))
 }
 
 fn status_cursor(cursor: Option<String>) -> Result<AfterStatus> {

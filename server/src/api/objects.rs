@@ -7,7 +7,7 @@ use crate::clock::timestamp;
 use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
 use crate::store::{
     self, DeploymentState, FanOutLevel, FanOutState, InstanceState, LastReport, Lifecycle, Millis, Snapshot,
-    StatusScope, StepState, TaskScope, TaskState,
+    StatusScope, StepState, TaskScope, TaskState, TimelineKind,
 };
 use async_graphql::{ComplexObject, Context, Enum, ID, Json, Object, OutputType, Result, SimpleObject};
 use serde_json::Value;
@@ -29,6 +29,9 @@ pub(super) struct PageInfo {
     pub(super) end_cursor: Option<String>,
 }
 
+/// Most deployments that an object of Flux names.
+const HELD_UP_MAX: usize = 100;
+
 /// One page of a list.
 #[derive(SimpleObject)]
 #[graphql(concrete(name = "ClusterPage", params(Cluster)))]
@@ -37,6 +40,7 @@ pub(super) struct PageInfo {
 #[graphql(concrete(name = "InstancePage", params(Instance)))]
 #[graphql(concrete(name = "TaskPage", params(Task)))]
 #[graphql(concrete(name = "FanOutPage", params(FanOut)))]
+#[graphql(concrete(name = "TimelinePage", params(TimelineEntry)))]
 #[graphql(concrete(name = "PodStatusPage", params(PodStatus)))]
 #[graphql(concrete(name = "DeploymentStatusPage", params(DeploymentStatus)))]
 #[graphql(concrete(name = "FluxStatusPage", params(FluxStatus)))]
@@ -160,6 +164,17 @@ impl DeploymentStatus {
 
 #[ComplexObject]
 impl FluxStatus {
+    /// Deployments whose changes wait because this object is not ready or suspended: the first hundred.
+    #[graphql(complexity = "100 * child_complexity")]
+    async fn held_up(&self, ctx: &Context<'_>) -> Result<Vec<Deployment>> {
+        let store = &ctx.data::<Api>()?.store;
+        let running = store.running_in(&self.cluster_id).await.map_err(failed)?;
+        let mut found = Vec::new();
+        for id in reports::held_up(self, &running).iter().take(HELD_UP_MAX) {
+            found.extend(store.deployment(id).await.map_err(failed)?.map(Deployment));
+        }
+        Ok(found)
+    }
     /// When the agent last reported something new about it.
     async fn updated_at(&self) -> String {
         time(self.updated_at)
@@ -233,17 +248,15 @@ impl FanOut {
         self.0.ended_at.map(time)
     }
     /// The deployments that it changes, by how far their tasks are.
-    async fn changed(&self, ctx: &Context<'_>) -> Result<FanOutProgress> {
+    async fn changed(&self, ctx: &Context<'_>) -> Result<TaskCounts> {
         let found = ctx.data::<Api>()?.store.fan_out_progress(&self.0.id).await.map_err(failed)?;
-        let of =
-            |state: TaskState| found.iter().find(|(known, _)| known == state.as_str()).map_or(0, |(_, count)| *count);
-        Ok(FanOutProgress {
-            total: found.iter().map(|(_, count)| count).sum(),
-            running: of(TaskState::Running),
-            succeeded: of(TaskState::Succeeded),
-            failed: of(TaskState::Failed),
-            superseded: of(TaskState::Superseded),
-        })
+        Ok(by_state(&found))
+    }
+    /// All deployments that it concerns, those being deleted excepted, by the state of their newest tasks: whether
+    /// they run with what is said now, whichever change brought it.
+    async fn deployments(&self, ctx: &Context<'_>) -> Result<TaskCounts> {
+        let found = ctx.data::<Api>()?.store.newest_tasks(&self.0).await.map_err(failed)?;
+        Ok(by_state(&found))
     }
     /// Tasks of the deployments that it changes, newest first.
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
@@ -271,9 +284,20 @@ impl FanOut {
     }
 }
 
-/// Deployments that a fan-out changes, by the state of their tasks.
+fn by_state(found: &[(String, i64)]) -> TaskCounts {
+    let of = |state: TaskState| found.iter().find(|(known, _)| known == state.as_str()).map_or(0, |(_, count)| *count);
+    TaskCounts {
+        total: found.iter().map(|(_, count)| count).sum(),
+        running: of(TaskState::Running),
+        succeeded: of(TaskState::Succeeded),
+        failed: of(TaskState::Failed),
+        superseded: of(TaskState::Superseded),
+    }
+}
+
+/// Tasks by their state.
 #[derive(SimpleObject)]
-struct FanOutProgress {
+struct TaskCounts {
     /// All.
     total: i64,
     /// On their way.
@@ -406,6 +430,16 @@ impl Deployment {
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
     async fn tasks(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Task>> {
         graphql::tasks(ctx, TaskScope::Deployment(&self.0.id), first, after).await
+    }
+    /// What happened to it, newest first: changes and how they ended, commits, phases, corrections of drift.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn timeline(
+        &self,
+        ctx: &Context<'_>,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<TimelineEntry>> {
+        graphql::timeline(ctx, &self.0.id, first, after).await
     }
     /// Its pods as last reported, by namespace and name.
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
@@ -669,6 +703,10 @@ impl Task {
     async fn ended_at(&self) -> Option<String> {
         self.0.ended_at.map(time)
     }
+    /// How long it took, in milliseconds.
+    async fn duration_ms(&self) -> Option<i64> {
+        self.0.ended_at.map(|ended| ended - self.0.created_at)
+    }
     /// The fan-out that it is part of; null: it was asked for by itself.
     async fn fan_out(&self, ctx: &Context<'_>) -> Result<Option<FanOut>> {
         let Some(id) = &self.0.fan_out_id else { return Ok(None) };
@@ -679,6 +717,33 @@ impl Task {
     }
     async fn deployment(&self, ctx: &Context<'_>) -> Result<Option<Deployment>> {
         Ok(ctx.data::<Api>()?.store.deployment(&self.0.deployment_id).await.map_err(failed)?.map(Deployment))
+    }
+}
+
+/// Something that happened to a deployment.
+pub(super) struct TimelineEntry(pub(super) store::TimelineEntry);
+
+#[Object]
+impl TimelineEntry {
+    async fn at(&self) -> String {
+        time(self.0.at)
+    }
+    /// What happened.
+    async fn kind(&self) -> TimelineKind {
+        self.0.kind
+    }
+    /// In a word: the workflow, the commit, the task's state, the phase.
+    async fn title(&self) -> &str {
+        &self.0.title
+    }
+    /// In a sentence.
+    async fn message(&self) -> Option<&str> {
+        self.0.message.as_deref()
+    }
+    /// The task that it is about; null for what the operator did by itself.
+    async fn task(&self, ctx: &Context<'_>) -> Result<Option<Task>> {
+        let Some(id) = &self.0.task_id else { return Ok(None) };
+        Ok(ctx.data::<Api>()?.store.task(id).await.map_err(failed)?.map(Task))
     }
 }
 
@@ -697,11 +762,14 @@ pub(super) struct Step {
     pub(super) started_at: Option<String>,
     /// When it ended.
     pub(super) ended_at: Option<String>,
+    /// How long it took, in milliseconds.
+    pub(super) duration_ms: Option<i64>,
 }
 
 impl From<store::Step> for Step {
     fn from(step: store::Step) -> Self {
         Self {
+            duration_ms: step.started_at.zip(step.ended_at).map(|(start, end)| end - start),
             name: step.name,
             state: step.state,
             attempt: step.attempt,

@@ -310,9 +310,10 @@ fn draft(
     let asked_now = spec.jobs.split_off(newest.map_or(0, |newest| newest.spec.jobs.len()));
     let mut jobs: Vec<JobRun> = rows.open_runs().cloned().collect();
     if edit.again {
-        // A run ends once, however it ends: another attempt is another run.
+        // A run ends once, however it ends: another attempt is another run. So is one that is not known to have
+        // ended, since it may have.
         let failed = spec.jobs.iter().filter(|run| rows.runs.failed.contains(&run.id));
-        jobs.splice(0..0, failed.map(|run| new_run(&run.action)));
+        jobs = failed.chain(&jobs).map(|run| new_run(&run.action)).collect();
     }
     spec.jobs = jobs.into_iter().chain(asked_now).collect();
     // The operator will do this with the secrets in clear; here it proves that the values render.

@@ -124,7 +124,10 @@ impl Changes {
 
     async fn fan_out(&self, fan_out: &FanOut) -> Result<Untouched> {
         let scene = Arc::new(self.scene(fan_out).await?);
-        let concerned = self.store.concerned(fan_out).await?;
+        let mut concerned = self.store.concerned(fan_out).await?;
+        // Of an attempt that was cut off.
+        let done: HashSet<String> = self.store.fan_out_deployments(&fan_out.id).await?.into_iter().collect();
+        concerned.retain(|known| !done.contains(&known.deployment.id));
         let (seen, mut untouched, due) = {
             let scene = Arc::clone(&scene);
             on_a_thread(move || {
@@ -142,13 +145,12 @@ impl Changes {
             })
             .await?
         };
-        let mut writes = false;
+        let mut writes = !done.is_empty();
         for chunk in due.chunks(CHUNK) {
             writes |= self.fan_out_chunk(fan_out, &seen, chunk, &mut untouched).await?;
             faults::point(faults::FAN_OUT);
+            faults::pause(faults::FAN_OUT).await;
         }
-        // Another attempt of one that was cut off finds only what that had not come to.
-        writes |= !self.store.fan_out_progress(&fan_out.id).await?.is_empty();
         self.store.finish_fan_out(&fan_out.id, &untouched, self.clock.now()).await?;
         if writes {
             let Cluster { repository, branch, .. } = &seen.cluster;
@@ -197,11 +199,14 @@ impl Changes {
         let mut computations: Vec<(String, Computation)> = Vec::with_capacity(chunk.len());
         for known in chunk {
             let Some(environment) = scene.environments.get(&known.deployment.environment_id) else { continue };
-            let rows = self.rows_of(known.deployment.clone(), environment.clone(), scene.cluster.clone()).await?;
-            computations.push((known.deployment.id.clone(), self.computation(rows, edit.clone(), &author)));
+            let id = known.deployment.id.clone();
+            match self.rows_of(known.deployment.clone(), environment.clone(), scene.cluster.clone()).await {
+                Ok(rows) => computations.push((id, self.computation(rows, edit.clone(), &author))),
+                Err(error) => untouched.failed.push((id, of_one(error)?)),
+            }
         }
         let computed = on_a_thread(move || {
-            Ok(computations.into_iter().map(|(id, one)| (id, compute::run(&one))).collect::<Vec<_>>())
+            Ok(computations.into_iter().map(|(id, one)| (id, alone(|| compute::run(&one)))).collect::<Vec<_>>())
         });
         let mut changes: Vec<Change> = Vec::new();
         for (id, one) in computed.await? {
@@ -265,9 +270,10 @@ impl Scene {
         let Some(driver) = self.catalog.by_digest.get(&row.driver_digest) else { return Look::Due };
         let none = Fingerprints::new();
         let fingerprints = self.secrets.get(&row.id).unwrap_or(&none);
-        match compute::is_current(&self.cluster, environment, known, driver, fingerprints) {
+        match alone(|| compute::is_current(&self.cluster, environment, known, driver, fingerprints)) {
             Ok(true) => Look::Current,
             Ok(false) => Look::Due,
+            Err(ChangeError::Internal(cause)) => Look::Fails(inside(&cause)),
             Err(error) => Look::Fails(error.to_string()),
         }
     }
@@ -277,11 +283,24 @@ impl Scene {
 fn of_one(error: ChangeError) -> Result<String> {
     match error {
         ChangeError::Store(StoreError::Conflict | StoreError::Exists) => Ok(error.to_string()),
-        ChangeError::Store(_) => Err(error),
-        ChangeError::Internal(cause) => {
-            error!(error = format!("{cause:#}"), "a deployment of a fan-out could not be changed");
-            Ok("something went wrong inside; the server's log says what".to_owned())
+        // A row that cannot be read is one deployment's.
+        ChangeError::Store(StoreError::Database(sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_))) => {
+            Ok(inside(&error.into()))
         }
+        ChangeError::Store(_) => Err(error),
+        ChangeError::Internal(cause) => Ok(inside(&cause)),
         other => Ok(other.to_string()),
     }
+}
+
+/// What is said of a fault of ours.
+fn inside(cause: &anyhow::Error) -> String {
+    error!(error = format!("{cause:#}"), "a deployment of a fan-out could not be changed");
+    "something went wrong inside; the server's log says what".to_owned()
+}
+
+/// A fault of ours that shows with one deployment must not keep a configuration from all the others.
+fn alone<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    done.unwrap_or_else(|_| Err(ChangeError::Internal(anyhow::anyhow!("a panic; it is further up in the log"))))
 }

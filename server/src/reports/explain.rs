@@ -1,6 +1,7 @@
 //! Why something waits or failed, in words for people. Pure.
 
-use super::status::{ContainerStatus, FluxStatus, PodStatus};
+use super::status::{ContainerStatus, DeploymentStatus, FluxStatus, PodStatus};
+use crate::store::TimelineKind;
 use styrmin_renderer::layout::FLUX_NAMESPACE;
 use styrmin_renderer::objects::FLUX_SOURCE;
 
@@ -42,6 +43,25 @@ fn container(container: &ContainerStatus) -> Option<String> {
         None => String::new(),
     };
     Some(format!("container {}: {reason}{message}", container.name))
+}
+
+/// What an object shows now that it did not show before, for the timeline: kind, word, sentence.
+pub(super) fn shown(
+    before: Option<&DeploymentStatus>,
+    now: &DeploymentStatus,
+) -> Vec<(TimelineKind, String, Option<String>)> {
+    let mut found = Vec::new();
+    let phase = now.phase.clone().filter(|phase| before.and_then(|before| before.phase.as_ref()) != Some(phase));
+    if let Some(phase) = phase {
+        found.push((TimelineKind::Phase, phase, now.message.clone()));
+    }
+    let corrections = |status: &DeploymentStatus| status.drift_corrections.unwrap_or_default();
+    if before.is_some_and(|before| corrections(now) > corrections(before)) {
+        let drifted = now.conditions.iter().find(|condition| condition.kind == "Drifted");
+        let message = drifted.map(|condition| condition.message.clone());
+        found.push((TimelineKind::Drift, format!("correction {}", corrections(now)), message));
+    }
+    found
 }
 
 /// Why a commit is not in the cluster yet: the first thing on its way that hinders it.
@@ -86,7 +106,7 @@ pub(super) fn flux(
 }
 
 /// Why this object of Flux does not do its work.
-fn hindered(found: &FluxStatus) -> Option<String> {
+pub(super) fn hindered(found: &FluxStatus) -> Option<String> {
     let name = format!("{} {}/{}", found.kind, found.namespace, found.name);
     if found.suspended {
         return Some(format!("{name}: is suspended; resume it"));
@@ -109,7 +129,31 @@ fn short(revision: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::status::Condition;
     use super::*;
+
+    #[test]
+    fn phases_and_corrections_are_shown_once() {
+        let status = |phase: Option<&str>, corrections: Option<i64>| DeploymentStatus {
+            phase: phase.map(str::to_owned),
+            drift_corrections: corrections,
+            message: Some("why".into()),
+            conditions: vec![Condition {
+                kind: "Drifted".into(),
+                message: "Put back x".into(),
+                ..Condition::default()
+            }],
+            ..DeploymentStatus::default()
+        };
+        let (ready, failed) = (status(Some("Ready"), None), status(Some("Failed"), Some(1)));
+        let phase = |name: &str| (TimelineKind::Phase, name.to_owned(), Some("why".to_owned()));
+        let drift = (TimelineKind::Drift, "correction 1".to_owned(), Some("Put back x".to_owned()));
+        assert_eq!(shown(None, &ready), [phase("Ready")]);
+        assert_eq!(shown(Some(&ready), &ready), []);
+        assert_eq!(shown(Some(&ready), &failed), [phase("Failed"), drift.clone()]);
+        assert_eq!(shown(Some(&ready), &status(Some("Ready"), Some(1))), [drift]);
+        assert_eq!(shown(None, &status(None, Some(7))), [], "what was before nobody knows");
+    }
 
     fn with(name: &str, containers: &[(&str, &str, Option<&str>, Option<&str>)]) -> PodStatus {
         let containers = containers.iter().map(|(name, state, reason, message)| ContainerStatus {

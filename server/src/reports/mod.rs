@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::metrics;
 use crate::store::{
     Confirmations, DeploymentOutcome, DeploymentPlace, DeploymentState, InstanceOutcome, LastReport, Lifecycle, Millis,
-    Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Task, TaskState,
+    Observation, Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Task, TaskState,
 };
 use crate::tasks::machine::{self, Event, Observed, Wanted};
 use sha2::{Digest as _, Sha256};
@@ -28,7 +28,9 @@ use status::Object;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use styrmin_renderer::canonical::{digest_parts, hex};
+use styrmin_renderer::layout::FLUX_NAMESPACE;
 use styrmin_renderer::names::EnvironmentId;
+use styrmin_renderer::objects::FLUX_SOURCE;
 use styrmin_renderer::plan::Workflow;
 use styrmin_renderer::{objects, spec};
 use tracing::{info, warn};
@@ -324,6 +326,7 @@ impl Reports {
             remove: Vec::new(),
             deployments: Vec::new(),
             tasks: Vec::new(),
+            observations: Vec::new(),
         };
         let mut moves = Moves::default();
         let running = match prepared.snapshot {
@@ -341,6 +344,7 @@ impl Reports {
                 Some(_) => prepared.removed.iter().map(|key| (key.clone(), String::new())).collect(),
             };
             compare(&mut report, prepared, &places, stored, now);
+            report.observations = self.observe(cluster, prepared, &report.set, now).await?;
             let busy: HashSet<&str> = running.iter().map(|running| running.task.deployment_id.as_str()).collect();
             for row in report.set.iter().filter(|_| prepared.snapshot == Snapshot::Deployments) {
                 let status = row.deployment_id.as_ref().and_then(|id| prepared.deployment(id, &row.namespace));
@@ -394,6 +398,48 @@ impl Reports {
         report.deployments = moves.deployments.into_values().flatten().collect();
         report.tasks = moves.tasks;
         Ok(report)
+    }
+
+    /// What changed objects show that is worth an entry of the timeline.
+    async fn observe(
+        &self,
+        cluster: &str,
+        prepared: &Prepared,
+        set: &[StatusRow],
+        now: Millis,
+    ) -> Result<Vec<Observation>> {
+        if prepared.snapshot != Snapshot::Deployments || set.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut before = Vec::new();
+        if set.len() <= FEW {
+            for id in set.iter().filter_map(|row| row.deployment_id.as_deref()) {
+                before.extend(self.store.statuses(prepared.snapshot, StatusScope::Deployment(id), None, 2).await?);
+            }
+        } else {
+            let most = i64::try_from(DEPLOYMENTS_MAX).unwrap_or(i64::MAX);
+            before = self.store.statuses(prepared.snapshot, StatusScope::Cluster(cluster), None, most).await?;
+        }
+        let before: HashMap<(String, String), DeploymentStatus> = before
+            .iter()
+            .filter_map(DeploymentStatus::from_row)
+            .map(|status| ((status.deployment_id.clone(), status.namespace.clone()), status))
+            .collect();
+        let mut found = Vec::new();
+        for row in set {
+            let key = (row.deployment_id.clone().unwrap_or_default(), row.namespace.clone());
+            let Some(status) = prepared.deployments.get(&key) else { continue };
+            let shown = explain::shown(before.get(&key), status);
+            found.extend(shown.into_iter().map(|(kind, title, message)| Observation {
+                id: uuid::Uuid::now_v7().to_string(),
+                deployment_id: key.0.clone(),
+                at: now,
+                kind,
+                title,
+                message,
+            }));
+        }
+        Ok(found)
     }
 
     /// Flux's objects as they are with this report.
@@ -788,11 +834,14 @@ fn next_row(cluster: &str, agent: &Agent, last: Option<&LastReport>, prepared: &
 fn prepare(cluster: &str, said: Said) -> Result<Prepared> {
     let mut deployments = HashMap::new();
     let mut flux = Vec::new();
+    let mut left_out: Vec<StatusKey> = Vec::new();
     let (snapshot, rows) = match said.items {
         Items::Pods(mut items) => (Snapshot::Pods, rows(cluster, Snapshot::Pods, &mut items)?),
         Items::Deployments(mut items) => {
             // The server writes no other name: what bears one is somebody's copy.
-            items.retain(|item| item.name == object_name(&item.deployment_id));
+            let (ours, copies): (Vec<_>, Vec<_>) =
+                items.into_iter().partition(|item| item.name == object_name(&item.deployment_id));
+            (items, left_out) = (ours, copies.iter().map(Object::key).collect());
             let rows = rows(cluster, Snapshot::Deployments, &mut items)?;
             deployments
                 .extend(items.into_iter().map(|item| ((item.deployment_id.clone(), item.namespace.clone()), item)));
@@ -814,7 +863,9 @@ fn prepare(cluster: &str, said: Said) -> Result<Prepared> {
     let digest = said.digest.unwrap_or_else(|| format!("sha256:{}", hex(&hash.finalize())));
     let (base, removed) = said.delta.map_or((None, Vec::new()), |delta| (Some(delta.base), delta.removed));
     let removed = removed.into_iter().map(|key| (key.kind, key.namespace, key.name));
-    let removed = removed.filter(|key| !rows.contains_key(key)).collect();
+    // What is no row of ours now may have been one before.
+    left_out.retain(|_| base.is_some());
+    let removed = removed.chain(left_out).filter(|key| !rows.contains_key(key)).collect();
     Ok(Prepared { snapshot, digest, base, removed, word: false, rows, deployments, flux })
 }
 
@@ -849,6 +900,9 @@ fn compare(
     for (key, row) in &prepared.rows {
         if !ours(row) {
             ignored += 1;
+            if prepared.base.is_some() {
+                stored.insert(key.clone(), String::new());
+            }
             continue;
         }
         if stored.remove(key).as_ref() != Some(&row.digest) {
@@ -884,7 +938,32 @@ macro_rules! from_row {
     )+};
 }
 
-from_row!(PodStatus, DeploymentStatus, FluxStatus);
+from_row!(PodStatus, DeploymentStatus);
+
+impl FluxStatus {
+    /// From its stored row; `None` when a later release stored what this one cannot read.
+    #[must_use]
+    pub fn from_row(row: &StatusRow) -> Option<Self> {
+        read::<Self>(row).map(|found| Self { updated_at: row.updated_at, cluster_id: row.cluster_id.clone(), ..found })
+    }
+}
+
+/// Ids of the deployments whose changes wait for this object of Flux, which is not ready or suspended; `running` are
+/// the running tasks of its cluster.
+#[must_use]
+pub fn held_up(status: &FluxStatus, running: &[RunningTask]) -> Vec<String> {
+    if explain::hindered(status).is_none() || status.namespace != FLUX_NAMESPACE {
+        return Vec::new();
+    }
+    // The source and the root bring everything, the others a shard each.
+    let brings = |running: &&RunningTask| {
+        status.name == FLUX_SOURCE
+            || kustomization(&running.environment_id, running.shard).as_ref() == Some(&status.name)
+    };
+    let waits = running.iter().filter(|running| machine::waits_for_flux(&running.task)).filter(brings);
+    let ids: BTreeSet<&String> = waits.map(|running| &running.task.deployment_id).collect();
+    ids.into_iter().cloned().collect()
+}
 
 /// What a running step says when the agent is silent: the time of the last report, or of the step's
 /// begin when there was none, once that is longer ago than [`SILENCE`].
@@ -985,6 +1064,7 @@ mod tests {
             remove: Vec::new(),
             deployments: Vec::new(),
             tasks: Vec::new(),
+            observations: Vec::new(),
         };
         compare(&mut report, &now, &places, stored, 7);
         let names: Vec<&str> = report.set.iter().map(|row| row.name.as_str()).collect();

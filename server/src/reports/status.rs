@@ -179,6 +179,10 @@ pub struct FluxStatus {
     pub attempted_revision: Option<String>,
     /// Whether somebody suspended it.
     pub suspended: bool,
+    /// Its cluster.
+    #[serde(skip)]
+    #[graphql(skip)]
+    pub cluster_id: String,
     /// When the stored row last changed.
     #[serde(skip)]
     #[graphql(skip)]

@@ -155,6 +155,22 @@ text_enum! {
 }
 
 text_enum! {
+    /// What happened to a deployment.
+    TimelineKind {
+        /// Somebody asked for a change.
+        Asked = "asked",
+        /// The change came into the repository.
+        Committed = "committed",
+        /// The change ended, well or not, or a newer one was kept in its place.
+        Ended = "ended",
+        /// The operator came to another phase.
+        Phase = "phase",
+        /// The operator put something back.
+        Drift = "drift",
+    }
+}
+
+text_enum! {
     /// Whose configuration changed.
     FanOutLevel {
         /// A cluster's.
@@ -527,6 +543,41 @@ pub struct Concerned {
     pub secrets_stamp: Option<String>,
 }
 
+/// Something that a report showed of a deployment beside its tasks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observation {
+    /// UUID.
+    pub id: String,
+    /// The deployment.
+    pub deployment_id: String,
+    /// When, by this server's clock.
+    pub at: Millis,
+    /// Phase or drift.
+    pub kind: TimelineKind,
+    /// In a word.
+    pub title: String,
+    /// In a sentence.
+    pub message: Option<String>,
+}
+
+/// One entry of a deployment's timeline.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct TimelineEntry {
+    /// When.
+    pub at: Millis,
+    /// Tells entries of one moment apart.
+    pub key: String,
+    /// What happened.
+    #[sqlx(try_from = "String")]
+    pub kind: TimelineKind,
+    /// In a word: the workflow, the commit, the task's state, the phase.
+    pub title: String,
+    /// In a sentence.
+    pub message: Option<String>,
+    /// The task that it is about.
+    pub task_id: Option<String>,
+}
+
 /// Which tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskScope<'a> {
@@ -853,6 +904,8 @@ pub struct Report {
     pub deployments: Vec<DeploymentOutcome>,
     /// Tasks that moved, computed by the task state machine; `version` as read.
     pub tasks: Vec<Task>,
+    /// What else it shows.
+    pub observations: Vec<Observation>,
 }
 
 /// What the answer to a report says.
@@ -914,13 +967,18 @@ pub trait Store: Send + Sync {
     async fn concerned_secrets(&self, fan_out: &FanOut) -> Result<Vec<(String, String, String)>>;
     /// Tasks of a fan-out by their state.
     async fn fan_out_progress(&self, id: &str) -> Result<Vec<(String, i64)>>;
-    /// Every deployment was looked at: what it changed may be written.
+    /// Deployments that a fan-out has changed.
+    async fn fan_out_deployments(&self, id: &str) -> Result<Vec<String>>;
+    /// Newest tasks of all deployments that a fan-out concerns by their state, those being deleted excepted.
+    async fn newest_tasks(&self, fan_out: &FanOut) -> Result<Vec<(String, i64)>>;
+    /// Every deployment was looked at: what it changed may be written, unless something newer took its place.
     async fn finish_fan_out(&self, id: &str, untouched: &Untouched, now: Millis) -> Result<()>;
 
-    /// Stores a change; gives back the row as stored.
+    /// Stores a change; gives back the row as stored. One of a fan-out that has ended is [`StoreError::Conflict`].
     async fn change(&self, change: &Change) -> Result<Deployment>;
     /// Stores changes of existing deployments in one transaction; `false` for each that was computed from
-    /// rows that have moved, and of which nothing is stored.
+    /// rows that have moved, and of which nothing is stored. All are of one fan-out, which has not ended:
+    /// otherwise [`StoreError::Conflict`].
     async fn change_all(&self, changes: &[Change]) -> Result<Vec<bool>>;
     /// One deployment by id.
     async fn deployment(&self, id: &str) -> Result<Option<Deployment>>;
@@ -943,6 +1001,18 @@ pub trait Store: Send + Sync {
     async fn task(&self, id: &str) -> Result<Option<Task>>;
     /// Tasks, newest first, older than an id.
     async fn tasks(&self, scope: TaskScope<'_>, before: Option<&str>, limit: i64) -> Result<Vec<Task>>;
+
+    /// What happened to a deployment, newest first, before the entry of that moment and key.
+    async fn timeline(
+        &self,
+        deployment: &str,
+        before: Option<(Millis, String)>,
+        limit: i64,
+    ) -> Result<Vec<TimelineEntry>>;
+    /// Removes what ended before `before`: tasks with their instances, unless they are among the newest `keep` of
+    /// their deployment, run or are wanted; fan-outs; observations. At most `limit` of each; gives how many
+    /// there were.
+    async fn forget(&self, before: Millis, keep: i64, limit: i64) -> Result<usize>;
 
     /// Repositories with something to write or to find out.
     async fn targets(&self) -> Result<Vec<Target>>;

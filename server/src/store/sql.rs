@@ -6,8 +6,8 @@ use crate::store::{
     After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
     DeploymentPlace, DriverVersion, Environment, FanOut, FanOutLevel, Instance, InstanceOutcome, InstancePlace,
     InstanceToWrite, LastReport, Lifecycle, Millis, OutboxKind, OutboxRow, Person, Pushed, Report, Result, RunningTask,
-    Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store, StoreError, Target, Task, TaskScope, Token,
-    TokenKind, Untouched,
+    Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store, StoreError, Target, Task, TaskScope,
+    TimelineEntry, Token, TokenKind, Untouched,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
@@ -450,7 +450,31 @@ async fn record_all(tx: &mut Tx, report: &Report) -> Result<()> {
     for task in &report.tasks {
         update_task(tx, task).await?;
     }
+    for chunk in report.observations.chunks(STATUS_CHUNK) {
+        let mut query =
+            QueryBuilder::<Db>::new("INSERT INTO observations (id, deployment_id, at, kind, title, message) ");
+        query.push_values(chunk, |mut values, row| {
+            values
+                .push_bind(&row.id)
+                .push_bind(&row.deployment_id)
+                .push_bind(row.at)
+                .push_bind(row.kind.as_str())
+                .push_bind(&row.title)
+                .push_bind(&row.message);
+        });
+        query.build().persistent(false).execute(&mut **tx).await?;
+    }
     Ok(())
+}
+
+/// Rows of a fan-out are held back until it ends: none may come after that.
+async fn check_fan_out(tx: &mut Tx, fan_out: Option<&String>) -> Result<()> {
+    let Some(id) = fan_out else { return Ok(()) };
+    let done = sqlx::query("UPDATE fan_outs SET state = state WHERE id = $1 AND state = 'running'")
+        .bind(id)
+        .execute(&mut **tx)
+        .await?;
+    one(done.rows_affected())
 }
 
 async fn store_change(tx: &mut Tx, change: &Change) -> Result<Deployment> {
@@ -651,6 +675,7 @@ impl Store for SqlStore {
     async fn change(&self, change: &Change) -> Result<Deployment> {
         let _turn = self.turn().await?;
         let mut tx = self.begin().await?;
+        check_fan_out(&mut tx, change.fan_out.as_ref()).await?;
         let row = store_change(&mut tx, change).await?;
         tx.commit().await?;
         Ok(row)
@@ -659,6 +684,7 @@ impl Store for SqlStore {
     async fn change_all(&self, changes: &[Change]) -> Result<Vec<bool>> {
         let _turn = self.turn().await?;
         let mut tx = self.begin().await?;
+        check_fan_out(&mut tx, changes.first().and_then(|change| change.fan_out.as_ref())).await?;
         let mut stored = Vec::with_capacity(changes.len());
         for change in changes {
             // Its versions are verified before anything of it is written.
@@ -713,6 +739,25 @@ impl Store for SqlStore {
         Ok(sqlx::query_as(query).bind(&fan_out.subject_id).fetch_all(&self.reader).await?)
     }
 
+    async fn fan_out_deployments(&self, id: &str) -> Result<Vec<String>> {
+        Ok(sqlx::query_scalar("SELECT DISTINCT deployment_id FROM tasks WHERE fan_out_id = $1")
+            .bind(id)
+            .fetch_all(&self.reader)
+            .await?)
+    }
+
+    async fn newest_tasks(&self, fan_out: &FanOut) -> Result<Vec<(String, i64)>> {
+        let query = match fan_out.level {
+            FanOutLevel::Cluster => {
+                "SELECT t.state, COUNT(*) FROM environments e JOIN deployments d ON d.environment_id = e.id JOIN instances i ON i.id = d.newest_instance_id JOIN tasks t ON t.id = i.task_id WHERE e.cluster_id = $1 AND d.lifecycle <> 'deleting' GROUP BY t.state"
+            }
+            FanOutLevel::Environment => {
+                "SELECT t.state, COUNT(*) FROM deployments d JOIN instances i ON i.id = d.newest_instance_id JOIN tasks t ON t.id = i.task_id WHERE d.environment_id = $1 AND d.lifecycle <> 'deleting' GROUP BY t.state"
+            }
+        };
+        Ok(sqlx::query_as(query).bind(&fan_out.subject_id).fetch_all(&self.reader).await?)
+    }
+
     async fn fan_out_progress(&self, id: &str) -> Result<Vec<(String, i64)>> {
         Ok(sqlx::query_as("SELECT state, COUNT(*) FROM tasks WHERE fan_out_id = $1 GROUP BY state")
             .bind(id)
@@ -722,7 +767,15 @@ impl Store for SqlStore {
 
     async fn finish_fan_out(&self, id: &str, untouched: &Untouched, now: Millis) -> Result<()> {
         let mut tx = self.begin().await?;
-        sqlx::query("UPDATE outbox SET fan_out_id = NULL WHERE fan_out_id = $1").bind(id).execute(&mut *tx).await?;
+        // What somebody changed or removed meanwhile is in the repository already, or on its way there: written
+        // now, the older instance would bring a removed deployment back.
+        for query in [
+            "UPDATE instances SET state = 'superseded' WHERE state = 'pending' AND id IN (SELECT i.id FROM outbox o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.fan_out_id = $1 AND i.sequence < d.last_sequence)",
+            "DELETE FROM outbox WHERE fan_out_id = $1 AND subject_id IN (SELECT i.id FROM outbox o JOIN instances i ON i.id = o.subject_id WHERE o.fan_out_id = $1 AND i.state = 'superseded')",
+            "UPDATE outbox SET fan_out_id = NULL WHERE fan_out_id = $1",
+        ] {
+            sqlx::query(query).bind(id).execute(&mut *tx).await?;
+        }
         sqlx::query(
             "UPDATE fan_outs SET state = 'finished', untouched = $2, ended_at = $3 WHERE id = $1 AND state = 'running'",
         )
@@ -802,6 +855,51 @@ impl Store for SqlStore {
         let found = sqlx::query_as(query).bind(of).bind(before.unwrap_or("g")).bind(limit);
         let found = found.fetch_all(&self.reader).await?;
         self.with_steps(found).await
+    }
+
+    async fn timeline(
+        &self,
+        deployment: &str,
+        before: Option<(Millis, String)>,
+        limit: i64,
+    ) -> Result<Vec<TimelineEntry>> {
+        let (at, key) = before.unwrap_or((i64::MAX, String::new()));
+        Ok(sqlx::query_as(
+            "SELECT * FROM (SELECT t.created_at AS at, t.id || '/1' AS key, 'asked' AS kind, t.workflow AS title, CAST(NULL AS TEXT) AS message, t.id AS task_id FROM tasks t WHERE t.deployment_id = $1 UNION ALL SELECT s.ended_at, t.id || '/2', 'committed', COALESCE(i.revision, ''), s.message, t.id FROM tasks t JOIN task_steps s ON s.task_id = t.id JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND s.position = 0 AND s.state = 'succeeded' AND s.ended_at IS NOT NULL UNION ALL SELECT t.ended_at, t.id || '/3', 'ended', t.state, t.message, t.id FROM tasks t WHERE t.deployment_id = $1 AND t.ended_at IS NOT NULL UNION ALL SELECT o.at, o.id, o.kind, o.title, o.message, CAST(NULL AS TEXT) FROM observations o WHERE o.deployment_id = $1) entries WHERE at < $2 OR (at = $2 AND key < $3) ORDER BY at DESC, key DESC LIMIT $4",
+        )
+        .bind(deployment)
+        .bind(at)
+        .bind(key)
+        .bind(limit)
+        .fetch_all(&self.reader)
+        .await?)
+    }
+
+    async fn forget(&self, before: Millis, keep: i64, limit: i64) -> Result<usize> {
+        let mut tx = self.begin().await?;
+        let old: Vec<(String, String)> = sqlx::query_as(
+            "SELECT t.id, t.instance_id FROM tasks t JOIN deployments d ON d.id = t.deployment_id WHERE t.ended_at < $1 AND t.sequence <= d.last_sequence - $2 AND t.instance_id <> COALESCE(d.newest_instance_id, '') AND t.instance_id <> COALESCE(d.active_instance_id, '') LIMIT $3",
+        )
+        .bind(before)
+        .bind(keep)
+        .bind(limit)
+        .fetch_all(&mut *tx)
+        .await?;
+        for (task, instance) in &old {
+            sqlx::query("DELETE FROM task_steps WHERE task_id = $1").bind(task).execute(&mut *tx).await?;
+            sqlx::query("DELETE FROM tasks WHERE id = $1").bind(task).execute(&mut *tx).await?;
+            sqlx::query("DELETE FROM instances WHERE id = $1").bind(instance).execute(&mut *tx).await?;
+        }
+        let mut most = old.len();
+        for query in [
+            "DELETE FROM observations WHERE id IN (SELECT id FROM observations WHERE at < $1 LIMIT $2)",
+            "DELETE FROM fan_outs WHERE id IN (SELECT id FROM fan_outs WHERE ended_at < $1 LIMIT $2)",
+        ] {
+            let done = sqlx::query(query).bind(before).bind(limit).execute(&mut *tx).await?;
+            most = most.max(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX));
+        }
+        tx.commit().await?;
+        Ok(most)
     }
 
     async fn targets(&self) -> Result<Vec<Target>> {

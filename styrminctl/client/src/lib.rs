@@ -95,9 +95,9 @@ pub struct FanOutProgress {
     pub is_finished: bool,
     /// Deployments that it changes.
     pub changed: u64,
-    /// Those of them that are still on their way.
+    /// Deployments that it concerns whose newest change is still on its way, whichever that is.
     pub running: u64,
-    /// Those whose change failed.
+    /// Those whose newest change failed.
     pub failed: u64,
     /// Deployments that had it already.
     pub unchanged: u64,
@@ -117,7 +117,7 @@ impl FanOutProgress {
         let (refused, failed) = (self.refused.len(), self.failed);
         Some(match (refused, failed) {
             (0, 0) => Ok(()),
-            _ => Err(format!("{refused} deployments could not be changed, and {failed} changes failed")),
+            _ => Err(format!("{refused} deployments could not be changed, and of {failed} the newest change failed")),
         })
     }
 }
@@ -257,7 +257,7 @@ impl Client {
     /// # Errors
     /// As [`Self::execute`], or when there is no such fan-out.
     pub async fn fan_out(&self, id: &str) -> Result<FanOutProgress, ClientError> {
-        let query = "query($id: ID!) { fanOut(id: $id) { state changed { total running failed } unchanged skipped { deploymentId reason } failed { deploymentId reason } } }";
+        let query = "query($id: ID!) { fanOut(id: $id) { state changed { total } deployments { running failed } unchanged skipped { deploymentId reason } failed { deploymentId reason } } }";
         let data = self.execute(query, json!({ "id": id })).await?;
         let found = &data["fanOut"];
         if found.is_null() {
@@ -272,8 +272,8 @@ impl Client {
         Ok(FanOutProgress {
             is_finished: found["state"] == "FINISHED",
             changed: count(&found["changed"]["total"]),
-            running: count(&found["changed"]["running"]),
-            failed: count(&found["changed"]["failed"]),
+            running: count(&found["deployments"]["running"]),
+            failed: count(&found["deployments"]["failed"]),
             unchanged: count(&found["unchanged"]),
             skipped: list(&found["skipped"]),
             refused: list(&found["failed"]),
