@@ -200,6 +200,14 @@ impl World {
     }
 }
 
+/// Actions of a driver on most occasions; its job fails.
+pub const ACTING: &str = "  actions:
+  - {name: prepare, hook: setup, mode: pre, steps: [{wait: {seconds: 1}}]}
+  - {name: migrate, hook: upgrade, mode: pre, steps: [{stop_components: [web]}, {wait: {seconds: 1}}, {start_components: [web]}]}
+  - {name: announce, hook: upgrade, mode: post, steps: [{wait: {seconds: 1}}]}
+  - {name: check, hook: job, mode: core, steps: [{execute: {component: web, command: [sh, -c, 'exit 3']}}]}
+";
+
 /// A driver of its own for a test, made from the web application: its name, its service's, and what follows
 /// in its file.
 pub fn driver(folder: &Path, name: &str, service: &str, container: &str, actions: &str) {
