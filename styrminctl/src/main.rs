@@ -336,7 +336,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Tasks(command) => tasks(&client, cli.output, command).await,
         Command::FanOuts(FanOuts::Get { id }) => {
             let query = format!("query($id: ID!) {{ fanOut(id: $id) {{ {FAN_OUT} }} }}");
-            show(cli.output, &found("fan-out", &id, &client.execute(&query, json!({ "id": id })).await?)?)
+            show(cli.output, &found("fanOut", &id, &client.execute(&query, json!({ "id": id })).await?)?)
         }
         Command::FanOuts(FanOuts::Wait { id, timeout }) => wait_for_fan_out(&client, cli.output, &id, timeout).await,
     }

@@ -451,6 +451,17 @@ async fn the_command_line_applies_a_file_and_shows_before_what_it_would_do() {
     // A change that fails or takes too long ends with an error.
     let (done, _, said) = ctl(&server, &["deployments", "scale", &id, "web", "3", "--wait", "--timeout", "2"]).await;
     assert!(!done && said.contains("wait timeout"), "no agent is there: {said}");
+    let update = ["environments", "update", &environment, "--config", "{env_vars: {Z: z}}"];
+    let (done, shown, _) = ctl(&server, &[&["-o", "json"], update.as_slice()].concat()).await;
+    let updated: Value = serde_json::from_str(&shown).unwrap();
+    assert!(done && updated["config"] == json!({ "env_vars": { "Z": "z" } }), "{shown}");
+    let fan_out = updated["fanOut"].as_str().unwrap();
+    let (done, shown, said) = ctl(&server, &["-o", "json", "fan-outs", "wait", fan_out, "--timeout", "2"]).await;
+    assert!(!done && said.contains("wait timeout"), "no agent is there: {said}");
+    assert!(said.contains("1 deployments change, 0 have it already; 1 are on their way"), "{said}");
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["changed"], 1);
+    let (done, shown, _) = ctl(&server, &["-o", "json", "fan-outs", "get", fan_out]).await;
+    assert!(done && shown.contains("\"FINISHED\""), "{shown}");
     write("config: {nope: 1}\n");
     let (done, _, said) = ctl(&server, &["deployments", "apply", "-f", &path, "--dry-run"]).await;
     assert!(!done && said.contains("'nope' is not a setting"), "{said}");

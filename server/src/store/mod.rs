@@ -565,7 +565,7 @@ pub struct Observation {
 pub struct TimelineEntry {
     /// When.
     pub at: Millis,
-    /// Tells entries of one moment apart.
+    /// Orders entries of one moment: asked, committed, observed, ended.
     pub key: String,
     /// What happened.
     #[sqlx(try_from = "String")]
