@@ -88,6 +88,12 @@ impl Deployments {
 }
 
 impl Deployment {
+    /// Differs whenever the object does.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.object.mark()
+    }
+
     /// The object.
     #[must_use]
     pub fn object(&self) -> Option<StyrminDeployment> {
@@ -106,6 +112,12 @@ impl Flux {
     #[must_use]
     pub fn keep(packer: &Packer, object: &DynamicObject) -> Self {
         Self { object: packer.pack(object) }
+    }
+
+    /// Differs whenever the object does.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.object.mark()
     }
 
     /// The object.
@@ -264,6 +276,12 @@ impl Pod {
     #[must_use]
     pub fn keep(packer: &Packer, object: &PodObject, row: &Value) -> Self {
         Self { ready: is_ready(object), row: packer.pack(row) }
+    }
+
+    /// Differs whenever what a report says of it does.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.row.mark()
     }
 
     /// What a report says of it.

@@ -3,6 +3,7 @@
 //! Objects of one kind are much alike, so the first one serves as the dictionary of the others. Pure; holds
 //! nothing but what it was given.
 
+use crate::snapshot::mark;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
@@ -73,6 +74,12 @@ impl PartialEq for Packed {
 }
 
 impl Packed {
+    /// Differs whenever the object does.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        mark((&self.bytes, self.size))
+    }
+
     /// The object; `None` when it is none of this type.
     #[must_use]
     pub fn unpack<T: DeserializeOwned>(&self) -> Option<T> {

@@ -8,13 +8,12 @@
 
 use crate::server::{self, Server};
 use crate::settings::Settings;
-use crate::snapshot::{Sent, Snapshot};
+use crate::snapshot::{self, Sent, Source, mark};
 use crate::watch::{self, Changed, Watch};
-use crate::{flux, kept, rows};
+use crate::{flux, kept, rows, store};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::Api;
 use kube::{Client, ResourceExt as _};
-use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,18 +37,15 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 const KINDS: [Kind; 3] = [
     Kind {
         mutation: "mutation($agent: AgentInput!, $items: [PodStatusInput!]!, $digest: String, $delta: DeltaInput) { report: reportPodStatuses(agent: $agent, pods: $items, digest: $digest, delta: $delta) { newestRevision confirmedDeletions { deploymentId uid } } }",
-        kind: "Pod",
-        rows: pods,
+        sources: pods,
     },
     Kind {
         mutation: "mutation($agent: AgentInput!, $items: [DeploymentStatusInput!]!, $digest: String, $delta: DeltaInput) { report: reportDeploymentStatuses(agent: $agent, deployments: $items, digest: $digest, delta: $delta) { newestRevision confirmedDeletions { deploymentId uid } } }",
-        kind: "StyrminDeployment",
-        rows: deployments,
+        sources: deployments,
     },
     Kind {
         mutation: "mutation($agent: AgentInput!, $items: [FluxStatusInput!]!, $digest: String, $delta: DeltaInput) { report: reportFluxStatuses(agent: $agent, statuses: $items, digest: $digest, delta: $delta) { newestRevision confirmedDeletions { deploymentId uid } } }",
-        kind: "",
-        rows: flux_statuses,
+        sources: flux_statuses,
     },
 ];
 /// Position of the StyrminDeployments in [`KINDS`]: by them, or by the word that they are as before, every task
@@ -59,9 +55,7 @@ const DEPLOYMENTS: usize = 1;
 /// One kind of snapshot.
 struct Kind {
     mutation: &'static str,
-    /// Kind of its objects; empty: each says its own.
-    kind: &'static str,
-    rows: fn(&Watch) -> Vec<Value>,
+    sources: for<'a> fn(&'a Watch) -> Vec<Source<'a>>,
 }
 
 /// Reports until `stop`.
@@ -143,13 +137,17 @@ impl Reporter {
         let mut failure = None;
         let mut sent_deployments = false;
         for (position, of) in KINDS.iter().enumerate() {
-            let snapshot = Snapshot::new(of.kind, (of.rows)(&self.watch));
-            let Some(message) = snapshot.message(self.sent[position].as_ref()) else { continue };
+            let (message, now) = snapshot::message((of.sources)(&self.watch), self.sent[position].as_ref());
+            let Some(message) = message else {
+                // The server has all of it; the marks may be other ones.
+                self.sent[position] = Some(now);
+                continue;
+            };
             match self.server.report(of.mutation, cluster, message).await {
                 Ok(confirms) => {
                     self.look_again(confirms);
                     sent_deployments |= position == DEPLOYMENTS;
-                    self.sent[position] = Some(snapshot.sent());
+                    self.sent[position] = Some(now);
                 }
                 Err(error) if server::is_stale(&error) || server::wants_the_whole(&error) => return Err(error),
                 // One kind that cannot be sent must not silence the others.
@@ -198,23 +196,40 @@ impl Reporter {
 }
 
 /// The pods of applications.
-fn pods(watch: &Watch) -> Vec<Value> {
-    let rows = watch.pods.all().into_iter().filter_map(|((namespace, _), pod)| {
-        let mut row = pod.row()?;
-        row["deploymentId"] = (*watch.namespaces.get("", &namespace)?.deployment).into();
-        Some(row)
-    });
-    rows.collect()
+fn pods(watch: &Watch) -> Vec<Source<'_>> {
+    let source = |((namespace, name), pod): (store::Key, kept::Pod)| {
+        let deployment = watch.namespaces.get("", &namespace)?.deployment;
+        Some(Source {
+            key: ("Pod", namespace, name),
+            mark: mark((pod.mark(), &deployment)),
+            row: Box::new(move || {
+                let mut row = pod.row()?;
+                row["deploymentId"] = (*deployment).into();
+                Some(row)
+            }),
+        })
+    };
+    watch.pods.all().into_iter().filter_map(source).collect()
 }
 
-fn deployments(watch: &Watch) -> Vec<Value> {
-    watch.deployments.all().iter().filter_map(|(_, kept)| Some(rows::deployment(&kept.object()?))).collect()
+fn deployments(watch: &Watch) -> Vec<Source<'_>> {
+    let source = |((namespace, name), kept): (store::Key, kept::Deployment)| Source {
+        key: ("StyrminDeployment", namespace, name),
+        mark: kept.mark(),
+        row: Box::new(move || Some(rows::deployment(&kept.object()?))),
+    };
+    watch.deployments.all().into_iter().map(source).collect()
 }
 
-fn flux_statuses(watch: &Watch) -> Vec<Value> {
-    let row = |kind: &'static str| move |(_, kept): &(_, kept::Flux)| Some(rows::flux_status(kind, &kept.object()?));
-    let git = watch.git_repositories.within(FLUX_NAMESPACE);
-    let git = git.iter().filter_map(row("GitRepository"));
-    let kustomizations = watch.kustomizations.within(FLUX_NAMESPACE);
-    git.chain(kustomizations.iter().filter_map(row("Kustomization"))).collect()
+fn flux_statuses(watch: &Watch) -> Vec<Source<'_>> {
+    let source = |kind: &'static str| {
+        move |(name, kept): (Box<str>, kept::Flux)| Source {
+            key: (kind, FLUX_NAMESPACE.into(), name),
+            mark: kept.mark(),
+            row: Box::new(move || Some(rows::flux_status(kind, &kept.object()?))),
+        }
+    };
+    let git = watch.git_repositories.within(FLUX_NAMESPACE).into_iter().map(source("GitRepository"));
+    let kustomizations = watch.kustomizations.within(FLUX_NAMESPACE).into_iter().map(source("Kustomization"));
+    git.chain(kustomizations).collect()
 }

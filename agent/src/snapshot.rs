@@ -1,26 +1,37 @@
 //! What of a snapshot goes over the wire: all of it, what differs from the last one, or nothing. Pure.
+//!
+//! Of ten thousand objects few change between two rounds: only of those is a row of the report made.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash as _, Hasher as _};
+use std::hash::{Hash, Hasher as _};
 use styrmin_renderer::canonical;
 
 /// Kind, namespace and name.
-type Key = (Box<str>, Box<str>, Box<str>);
+pub type Key = (&'static str, Box<str>, Box<str>);
 
-/// A whole snapshot of one kind of object.
-#[derive(Debug)]
-pub struct Snapshot {
-    digest: String,
-    rows: BTreeMap<Key, (u64, Value)>,
+/// An object that a report can tell of.
+pub struct Source<'a> {
+    /// Which one.
+    pub key: Key,
+    /// Differs whenever the object does.
+    pub mark: u64,
+    /// Makes its row; `None`: there is none.
+    pub row: Box<dyn Fn() -> Option<Value> + 'a>,
 }
 
-/// What the server has of it: a hash for each object.
+/// What the server has of a snapshot.
 #[derive(Debug)]
 pub struct Sent {
     digest: String,
-    rows: BTreeMap<Key, u64>,
+    rows: BTreeMap<Key, Mark>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    source: u64,
+    row: u64,
 }
 
 /// What to send.
@@ -34,49 +45,49 @@ pub struct Message {
     pub delta: Option<Value>,
 }
 
-impl Snapshot {
-    /// From the rows of a report. `kind` is that of rows that do not say theirs.
-    #[must_use]
-    pub fn new(kind: &str, rows: Vec<Value>) -> Self {
-        let mut parts = Vec::with_capacity(rows.len());
-        let mut found = BTreeMap::new();
-        for row in rows {
-            let text = |name: &str, other: &str| row[name].as_str().unwrap_or(other).into();
-            let key: Key = (text("kind", kind), text("namespace", ""), text("name", ""));
-            let content = canonical::to_string(&row);
-            let mut hasher = DefaultHasher::new();
-            content.hash(&mut hasher);
-            parts.push((key.clone(), canonical::digest_bytes(content.as_bytes())));
-            found.insert(key, (hasher.finish(), row));
-        }
-        parts.sort_unstable();
-        let parts = parts.iter().flat_map(|((kind, namespace, name), digest)| [&**kind, namespace, name, digest]);
-        Self { digest: canonical::digest_parts(parts), rows: found }
-    }
+/// A mark of something.
+#[must_use]
+pub fn mark(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
 
-    /// What to send when the server has `sent` of it; `None`: it has all.
-    #[must_use]
-    pub fn message(&self, sent: Option<&Sent>) -> Option<Message> {
-        let all = || self.rows.values().map(|(_, row)| row.clone()).collect();
-        let digest = self.digest.clone();
-        let Some(sent) = sent else { return Some(Message { items: all(), digest, delta: None }) };
-        if sent.digest == self.digest {
-            return None;
+/// What to send of a snapshot when the server has `sent` of the last one, and what it has then. `None`: it has
+/// all.
+#[must_use]
+pub fn message(sources: Vec<Source<'_>>, sent: Option<&Sent>) -> (Option<Message>, Sent) {
+    let mut rows = BTreeMap::new();
+    let mut items = Vec::new();
+    for Source { key, mark: source, row } in sources {
+        let known = sent.and_then(|sent| sent.rows.get(&key));
+        if let Some(known) = known.filter(|known| known.source == source) {
+            rows.insert(key, *known);
+            continue;
         }
-        let differs = |(key, (hash, _)): &(&Key, &(u64, Value))| sent.rows.get(*key) != Some(hash);
-        let items: Vec<Value> = self.rows.iter().filter(differs).map(|(_, (_, row))| row.clone()).collect();
-        let gone = sent.rows.keys().filter(|key| !self.rows.contains_key(*key));
-        let removed: Vec<Value> =
-            gone.map(|(kind, namespace, name)| json!({ "kind": kind, "namespace": namespace, "name": name })).collect();
-        let delta = json!({ "base": sent.digest, "removed": removed });
-        Some(Message { items, digest, delta: Some(delta) })
+        let Some(made) = row() else { continue };
+        let new = Mark { source, row: mark(canonical::to_string(&made)) };
+        // An object may change in what no report tells of.
+        if known.is_none_or(|known| known.row != new.row) {
+            items.push(made);
+        }
+        rows.insert(key, new);
     }
-
-    /// The server has it now.
-    #[must_use]
-    pub fn sent(self) -> Sent {
-        Sent { digest: self.digest, rows: self.rows.into_iter().map(|(key, (hash, _))| (key, hash)).collect() }
+    let parts = rows.iter().flat_map(|((kind, namespace, name), mark)| {
+        [(*kind).to_owned(), namespace.to_string(), name.to_string(), format!("{:016x}", mark.row)]
+    });
+    let parts: Vec<String> = parts.collect();
+    let now = Sent { digest: canonical::digest_parts(parts.iter().map(String::as_str)), rows };
+    let digest = now.digest.clone();
+    let Some(sent) = sent else { return (Some(Message { items, digest, delta: None }), now) };
+    if sent.digest == now.digest {
+        return (None, now);
     }
+    let gone = sent.rows.keys().filter(|key| !now.rows.contains_key(*key));
+    let removed: Vec<Value> =
+        gone.map(|(kind, namespace, name)| json!({ "kind": kind, "namespace": namespace, "name": name })).collect();
+    let delta = json!({ "base": sent.digest, "removed": removed });
+    (Some(Message { items, digest, delta: Some(delta) }), now)
 }
 
 impl Sent {
@@ -91,35 +102,73 @@ impl Sent {
 mod tests {
     use super::*;
 
-    fn pod(name: &str, ready: bool) -> Value {
+    fn pod(name: &str, ready: bool, version: u64) -> (&str, bool, u64) {
+        (name, ready, version)
+    }
+
+    fn row(name: &str, ready: bool) -> Value {
         json!({ "namespace": "n", "name": name, "ready": ready })
+    }
+
+    fn sources<'a>(pods: &'a [(&'a str, bool, u64)]) -> Vec<Source<'a>> {
+        let source = |(name, ready, version): &'a (&'a str, bool, u64)| Source {
+            key: ("Pod", "n".into(), (*name).into()),
+            mark: mark((name, ready, version)),
+            row: Box::new(move || Some(row(name, *ready))),
+        };
+        pods.iter().map(source).collect()
     }
 
     #[test]
     fn only_what_differs_is_sent() {
-        let first = Snapshot::new("Pod", vec![pod("a", true), pod("b", true), pod("c", true)]);
-        let message = first.message(None).unwrap();
-        assert_eq!((message.items.len(), &message.delta), (3, &None));
-        let sent = first.sent();
-        // In whatever order they come.
-        let same = Snapshot::new("Pod", vec![pod("c", true), pod("a", true), pod("b", true)]);
-        assert_eq!(same.message(Some(&sent)), None);
-        let now = Snapshot::new("Pod", vec![pod("a", true), pod("b", false), pod("d", true)]);
-        let message = now.message(Some(&sent)).unwrap();
-        assert_eq!(message.items, [pod("b", false), pod("d", true)]);
+        let three = [pod("a", true, 1), pod("b", true, 1), pod("c", true, 1)];
+        let (message_of_all, sent) = message(sources(&three), None);
+        let message_of_all = message_of_all.unwrap();
+        assert_eq!((message_of_all.items.len(), &message_of_all.delta), (3, &None));
+        assert_eq!(message_of_all.digest, sent.digest());
+        // In whatever order they come, and whatever changed that no report tells of.
+        let same = [pod("c", true, 1), pod("a", true, 2), pod("b", true, 1)];
+        let (nothing, sent) = message(sources(&same), Some(&sent));
+        assert_eq!(nothing, None);
+        let now = [pod("a", true, 2), pod("b", false, 1), pod("d", true, 1)];
+        let (differs, next) = message(sources(&now), Some(&sent));
+        let differs = differs.unwrap();
+        assert_eq!(differs.items, [row("b", false), row("d", true)]);
         let removed = json!([{ "kind": "Pod", "namespace": "n", "name": "c" }]);
-        assert_eq!(message.delta, Some(json!({ "base": sent.digest(), "removed": removed })));
-        assert_ne!(message.digest, sent.digest());
-        assert_eq!(now.sent().digest(), message.digest);
+        assert_eq!(differs.delta, Some(json!({ "base": sent.digest(), "removed": removed })));
+        assert_ne!(differs.digest, sent.digest());
+        assert_eq!(next.digest(), differs.digest);
     }
 
     #[test]
-    fn a_row_names_its_kind_where_several_share_a_snapshot() {
-        let of = |kind: &str| json!({ "kind": kind, "namespace": "n", "name": "x" });
-        let both = Snapshot::new("", vec![of("GitRepository"), of("Kustomization")]);
-        let sent = both.sent();
-        let one = Snapshot::new("", vec![of("Kustomization")]);
-        let removed = one.message(Some(&sent)).unwrap().delta.unwrap()["removed"].clone();
+    fn rows_are_made_of_what_changed_only() {
+        let made = std::cell::Cell::new(0);
+        let source = |name: &str, version: u64| Source {
+            key: ("Pod", "n".into(), name.into()),
+            mark: version,
+            row: Box::new(|| {
+                made.set(made.get() + 1);
+                Some(row("x", true))
+            }),
+        };
+        let (_, sent) = message(vec![source("a", 1), source("b", 1)], None);
+        assert_eq!(made.replace(0), 2);
+        let (_, sent) = message(vec![source("a", 1), source("b", 2)], Some(&sent));
+        assert_eq!(made.replace(0), 1);
+        let _ = message(vec![source("a", 1), source("b", 2)], Some(&sent));
+        assert_eq!(made.get(), 0);
+    }
+
+    #[test]
+    fn a_kind_tells_objects_of_one_name_apart_and_one_without_a_row_is_not_there() {
+        let of = |kind: &'static str, has: bool| Source {
+            key: (kind, "n".into(), "x".into()),
+            mark: 1,
+            row: Box::new(move || has.then(|| json!({ "kind": kind }))),
+        };
+        let (_, sent) = message(vec![of("GitRepository", true), of("Kustomization", true), of("Pod", false)], None);
+        let (differs, _) = message(vec![of("Kustomization", true)], Some(&sent));
+        let removed = differs.unwrap().delta.unwrap()["removed"].clone();
         assert_eq!(removed, json!([{ "kind": "GitRepository", "namespace": "n", "name": "x" }]));
     }
 }
