@@ -86,8 +86,13 @@ impl Server {
         let agent =
             json!({ "identity": self.identity, "epoch": self.epoch, "sequence": self.next(), "clusterUid": cluster });
         let Message { items, digest, delta } = message;
-        let variables = json!({ "agent": agent, "items": items, "digest": digest, "delta": delta });
-        self.ask(mutation, variables).await
+        let variables = json!({ "agent": agent, "digest": digest, "delta": delta }).to_string();
+        // The items go in as the text that they are.
+        let rest = variables.strip_suffix('}').unwrap_or_default();
+        let mut body = items;
+        body.insert_str(0, &format!("{{\"query\":{},\"variables\":{rest},\"items\":", Value::from(mutation)));
+        body.push_str("}}");
+        self.ask(body).await
     }
 
     /// Says that nothing differs from the snapshots of pods, StyrminDeployments and Flux with these digests.
@@ -98,11 +103,12 @@ impl Server {
     pub async fn unchanged(&self, cluster: &str, digests: [&str; 3]) -> anyhow::Result<bool> {
         let [pods, deployments, flux] = digests;
         let digest = canonical::digest_parts([self.identity.as_str(), cluster, pods, deployments, flux]);
-        self.ask(UNCHANGED, json!({ "e": self.epoch, "s": self.next(), "d": digest })).await
+        let variables = json!({ "e": self.epoch, "s": self.next(), "d": digest });
+        self.ask(json!({ "query": UNCHANGED, "variables": variables }).to_string()).await
     }
 
-    async fn ask(&self, mutation: &str, variables: Value) -> anyhow::Result<bool> {
-        let data = self.client().await?.execute(mutation, variables).await?;
+    async fn ask(&self, body: String) -> anyhow::Result<bool> {
+        let data = self.client().await?.execute_text(body).await?;
         let answer = &data["report"];
         let confirmed = answer["confirmedDeletions"]
             .as_array()

@@ -37,8 +37,8 @@ struct Mark {
 /// What to send.
 #[derive(Debug, PartialEq)]
 pub struct Message {
-    /// Objects.
-    pub items: Vec<Value>,
+    /// Objects, as the text of a JSON array: as values thousands of them would take many times the memory.
+    pub items: String,
     /// Digest of the whole snapshot.
     pub digest: String,
     /// What the items differ from, as the API takes it; `None`: they are all there are.
@@ -58,7 +58,7 @@ pub fn mark(of: impl Hash) -> u64 {
 #[must_use]
 pub fn message(sources: Vec<Source<'_>>, sent: Option<&Sent>) -> (Option<Message>, Sent) {
     let mut rows = BTreeMap::new();
-    let mut items = Vec::new();
+    let mut items = String::from("[");
     for Source { key, mark: source, row } in sources {
         let known = sent.and_then(|sent| sent.rows.get(&key));
         if let Some(known) = known.filter(|known| known.source == source) {
@@ -66,13 +66,18 @@ pub fn message(sources: Vec<Source<'_>>, sent: Option<&Sent>) -> (Option<Message
             continue;
         }
         let Some(made) = row() else { continue };
-        let new = Mark { source, row: mark(canonical::to_string(&made)) };
+        let text = canonical::to_string(&made);
+        let new = Mark { source, row: mark(&text) };
         // An object may change in what no report tells of.
         if known.is_none_or(|known| known.row != new.row) {
-            items.push(made);
+            if items.len() > 1 {
+                items.push(',');
+            }
+            items.push_str(&text);
         }
         rows.insert(key, new);
     }
+    items.push(']');
     let parts = rows.iter().flat_map(|((kind, namespace, name), mark)| {
         [(*kind).to_owned(), namespace.to_string(), name.to_string(), format!("{:016x}", mark.row)]
     });
@@ -110,6 +115,10 @@ mod tests {
         json!({ "namespace": "n", "name": name, "ready": ready })
     }
 
+    fn items(message: &Message) -> Vec<Value> {
+        serde_json::from_str(&message.items).unwrap()
+    }
+
     fn sources<'a>(pods: &'a [(&'a str, bool, u64)]) -> Vec<Source<'a>> {
         let source = |(name, ready, version): &'a (&'a str, bool, u64)| Source {
             key: ("Pod", "n".into(), (*name).into()),
@@ -124,7 +133,8 @@ mod tests {
         let three = [pod("a", true, 1), pod("b", true, 1), pod("c", true, 1)];
         let (message_of_all, sent) = message(sources(&three), None);
         let message_of_all = message_of_all.unwrap();
-        assert_eq!((message_of_all.items.len(), &message_of_all.delta), (3, &None));
+        assert_eq!(items(&message_of_all), [row("a", true), row("b", true), row("c", true)]);
+        assert_eq!(message_of_all.delta, None);
         assert_eq!(message_of_all.digest, sent.digest());
         // In whatever order they come, and whatever changed that no report tells of.
         let same = [pod("c", true, 1), pod("a", true, 2), pod("b", true, 1)];
@@ -133,7 +143,7 @@ mod tests {
         let now = [pod("a", true, 2), pod("b", false, 1), pod("d", true, 1)];
         let (differs, next) = message(sources(&now), Some(&sent));
         let differs = differs.unwrap();
-        assert_eq!(differs.items, [row("b", false), row("d", true)]);
+        assert_eq!(items(&differs), [row("b", false), row("d", true)]);
         let removed = json!([{ "kind": "Pod", "namespace": "n", "name": "c" }]);
         assert_eq!(differs.delta, Some(json!({ "base": sent.digest(), "removed": removed })));
         assert_ne!(differs.digest, sent.digest());

@@ -136,6 +136,22 @@ async fn a_configuration_changes_who_takes_it_once_and_in_one_commit() {
     let found = place.finished(&id).await;
     assert_eq!((found.changed, found.unchanged), (0, 7), "the environment's value counts: {found:?}");
 
+    // A restore that runs is not disturbed. (Nothing begins one yet: the database says so.)
+    let data = place.server.folder.path().join("data/styrmin.db");
+    let pool = sqlx::SqlitePool::connect(&format!("sqlite:{}", data.display())).await.unwrap();
+    let set = async |state: &str| {
+        let query = "UPDATE deployments SET state = $2 WHERE id = $1";
+        sqlx::query(query).bind(later).bind(state).execute(&pool).await.unwrap();
+    };
+    set("restoring").await;
+    let id = place.set(json!({ "env_vars": { "A": "again" } })).await;
+    let found = place.finished(&id).await;
+    assert_eq!(found.skipped.iter().find(|(id, _)| id == later).unwrap().1, "a restore is running");
+    assert_eq!((found.changed, place.newest(later).await.0), (5, 2), "{found:?}");
+    set("deploying").await;
+    let id = place.set(json!({ "env_vars": { "A": "environment" } })).await;
+    assert_eq!(place.finished(&id).await.changed, 5, "what it was is what one of them still has");
+
     // Of a cluster it reaches every environment; the newest first in the list.
     let other = place.client.environment(&place.cluster, "other").await;
     let (far, _) = place.client.web(&other, "far").await;

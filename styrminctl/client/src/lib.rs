@@ -194,12 +194,21 @@ impl Client {
     /// # Errors
     /// When the server cannot be reached, or says no.
     pub async fn execute(&self, query: &str, variables: Value) -> Result<Value, ClientError> {
+        self.execute_text(json!({ "query": query, "variables": variables }).to_string()).await
+    }
+
+    /// Sends a request that is JSON already, for what is too large to be held twice; gives `data`.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub async fn execute_text(&self, body: String) -> Result<Value, ClientError> {
         let failed = |error: reqwest::Error| http_error(&self.address, &error);
         let response = self
             .http
             .post(format!("{}/graphql", self.address))
             .bearer_auth(&self.token)
-            .json(&json!({ "query": query, "variables": variables }))
+            .header(reqwest::header::CONTENT_TYPE, "application/json")
+            .body(body)
             .send()
             .await
             .map_err(failed)?;
