@@ -428,7 +428,6 @@ fn new_run(action: &str) -> JobRun {
     JobRun { id: uuid::Uuid::now_v7().to_string(), action: action.to_owned() }
 }
 
-#[expect(clippy::too_many_arguments, reason = "all of it is what a secrets file is made from")]
 fn encrypt(
     object: &str,
     rows: &Rows,
