@@ -310,15 +310,19 @@ async fn nothing_to_do_costs_as_many_statements_for_many_as_for_few() {
     let statements = || place.server.log().lines().filter(|line| line.contains("sqlx::query")).count();
     let mut seen = Vec::new();
     for one in &counts {
-        let before = statements();
-        let id = one.set_cluster(json!({})).await;
-        // Looked at once it is over, so that looking costs the same for both.
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        let found = place.client.fan_out(&id).await.unwrap();
-        assert!(found.is_finished && found.changed == 0, "{found:?}");
-        seen.push(statements() - before);
+        let mut least = usize::MAX;
+        // The writers look every now and then, and their statements are counted, too.
+        for _ in 0..3 {
+            let before = statements();
+            let id = one.set_cluster(json!({})).await;
+            // Looked at once it is over, so that looking costs the same for both.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let found = place.client.fan_out(&id).await.unwrap();
+            assert!(found.is_finished && found.changed == 0, "{found:?}");
+            least = least.min(statements() - before);
+        }
+        seen.push(least);
     }
     assert!(seen[0] > 5, "statements are counted: {seen:?}");
-    // The writers look every now and then.
-    assert!(seen[1] <= seen[0] + 5, "{seen:?}");
+    assert!(seen[1] <= seen[0] + 2, "{seen:?}");
 }
