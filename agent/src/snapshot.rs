@@ -78,12 +78,10 @@ pub fn message(sources: Vec<Source<'_>>, sent: Option<&Sent>) -> (Option<Message
         rows.insert(key, new);
     }
     items.push(']');
-    let parts = rows.iter().flat_map(|((kind, namespace, name), mark)| {
-        [(*kind).to_owned(), namespace.to_string(), name.to_string(), format!("{:016x}", mark.row)]
-    });
-    let parts: Vec<String> = parts.collect();
-    let now = Sent { digest: canonical::digest_parts(parts.iter().map(String::as_str)), rows };
-    let digest = now.digest.clone();
+    let marks: Vec<String> = rows.values().map(|mark| format!("{:016x}", mark.row)).collect();
+    let parts = rows.keys().zip(&marks).flat_map(|((kind, namespace, name), mark)| [*kind, namespace, name, mark]);
+    let digest = canonical::digest_parts(parts);
+    let now = Sent { digest: digest.clone(), rows };
     let Some(sent) = sent else { return (Some(Message { items, digest, delta: None }), now) };
     if sent.digest == now.digest {
         return (None, now);

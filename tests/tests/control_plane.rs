@@ -275,3 +275,36 @@ async fn gitea_has_repositories_and_pull_requests() {
     git::git(&work, &["fetch", "--quiet", "origin", "main"]).await;
     assert!(git::git(&work, &["ls-tree", "--name-only", "FETCH_HEAD"]).await.contains("new.txt"));
 }
+
+/// Runs a copy of the build of one small program; gives what it said.
+async fn builds(folder: &Path, cache: &Path) -> String {
+    let output = tokio::process::Command::new(folder.join("build"))
+        .arg("yamlcheck")
+        .env("STYRMIN_TEST_CACHE", cache)
+        .output()
+        .await
+        .unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_are_built_once_also_by_two_at_once_and_anew_when_their_module_changes() {
+    let place = tempfile::tempdir().unwrap();
+    let (folder, cache) = (place.path().join("control-plane"), place.path().join("cache"));
+    styrmin_tests::server::copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane"), &folder);
+    let (one, other) = tokio::join!(builds(&folder, &cache), builds(&folder, &cache));
+    let program = cache.join("yamlcheck");
+    let made = || std::fs::metadata(&program).unwrap().modified().unwrap();
+    let first = made();
+    let built = |said: &str| said.matches("yamlcheck: built in").count();
+    assert_eq!(built(&one) + built(&other), 1, "one builds, and says so: {one} {other}");
+    assert_eq!(built(&builds(&folder, &cache).await), 0, "nothing changed");
+    assert_eq!(made(), first);
+    let module = folder.join("yamlcheck/go.mod");
+    let text = std::fs::read_to_string(&module).unwrap();
+    std::fs::write(&module, format!("{text}\n// changed\n")).unwrap();
+    assert_eq!(built(&builds(&folder, &cache).await), 1, "its module changed");
+    assert!(made() > first);
+}

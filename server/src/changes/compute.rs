@@ -297,9 +297,9 @@ fn draft(
         }
     };
     let newest = rows.newest.as_ref();
-    let mut jobs = newest.map(|newest| newest.spec.jobs.clone()).unwrap_or_default();
-    jobs.extend(edit.run_job.iter().map(|action| new_run(action)));
-    let mut spec = spec_of(deployment, deployment_id.clone(), driver, context, jobs);
+    let known = newest.map(|newest| newest.spec.jobs.as_slice()).unwrap_or_default();
+    let asked: Vec<JobRun> = edit.run_job.iter().map(|action| new_run(action)).collect();
+    let mut spec = spec_of(deployment, deployment_id.clone(), driver, context, [known, &asked].concat());
     let on_its_way = newest.filter(|newest| is_on_its_way(newest.state));
     let stamp = secrets_stamp(&rows.cluster, &fingerprints);
     if !edit.again && on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp)
@@ -307,15 +307,14 @@ fn draft(
         return Ok(None);
     }
     // What has run is done. Only now: that alone makes no change.
-    let asked_now = spec.jobs.split_off(newest.map_or(0, |newest| newest.spec.jobs.len()));
     let mut jobs: Vec<JobRun> = rows.open_runs().cloned().collect();
     if edit.again {
         // A run ends once, however it ends: another attempt is another run. So is one that is not known to have
         // ended, since it may have.
-        let failed = spec.jobs.iter().filter(|run| rows.runs.failed.contains(&run.id));
+        let failed = known.iter().filter(|run| rows.runs.failed.contains(&run.id));
         jobs = failed.chain(&jobs).map(|run| new_run(&run.action)).collect();
     }
-    spec.jobs = jobs.into_iter().chain(asked_now).collect();
+    spec.jobs = jobs.into_iter().chain(asked).collect();
     // The operator will do this with the secrets in clear; here it proves that the values render.
     objects::helm_values(&spec, driver, &|reference| reference.fingerprint.clone()).map_err(|error| {
         invalid(

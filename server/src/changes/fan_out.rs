@@ -123,37 +123,35 @@ impl Changes {
     }
 
     async fn fan_out(&self, fan_out: &FanOut) -> Result<Untouched> {
-        let scene = Arc::new(self.scene(fan_out).await?);
+        let scene = self.scene(fan_out).await?;
         let mut concerned = self.store.concerned(fan_out).await?;
         // Of an attempt that was cut off.
         let done: HashSet<String> = self.store.fan_out_deployments(&fan_out.id).await?.into_iter().collect();
         concerned.retain(|known| !done.contains(&known.deployment.id));
-        let (seen, mut untouched, due) = {
-            let scene = Arc::clone(&scene);
-            on_a_thread(move || {
-                let mut untouched = Untouched::default();
-                let mut due = Vec::new();
-                for known in concerned {
-                    match scene.look(&known) {
-                        Look::Due => due.push(known),
-                        Look::Current => untouched.unchanged.push(known.deployment.id),
-                        Look::Skip(why) => untouched.skipped.push((known.deployment.id, why.to_owned())),
-                        Look::Fails(why) => untouched.failed.push((known.deployment.id, why)),
-                    }
+        // Handed to the thread and given back.
+        let (scene, mut untouched, due) = on_a_thread(move || {
+            let mut untouched = Untouched::default();
+            let mut due = Vec::new();
+            for known in concerned {
+                match scene.look(&known) {
+                    Look::Due => due.push(known),
+                    Look::Current => untouched.unchanged.push(known.deployment.id),
+                    Look::Skip(why) => untouched.skipped.push((known.deployment.id, why.to_owned())),
+                    Look::Fails(why) => untouched.failed.push((known.deployment.id, why)),
                 }
-                Ok((scene, untouched, due))
-            })
-            .await?
-        };
+            }
+            Ok((scene, untouched, due))
+        })
+        .await?;
         let mut writes = !done.is_empty();
         for chunk in due.chunks(CHUNK) {
-            writes |= self.fan_out_chunk(fan_out, &seen, chunk, &mut untouched).await?;
+            writes |= self.fan_out_chunk(fan_out, &scene, chunk, &mut untouched).await?;
             faults::point(faults::FAN_OUT);
             faults::pause(faults::FAN_OUT).await;
         }
         self.store.finish_fan_out(&fan_out.id, &untouched, self.clock.now()).await?;
         if writes {
-            let Cluster { repository, branch, .. } = &seen.cluster;
+            let Cluster { repository, branch, .. } = &scene.cluster;
             self.wake.target(&Target { repository: repository.clone(), branch: branch.clone() });
         }
         Ok(untouched)

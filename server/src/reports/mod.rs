@@ -853,20 +853,25 @@ fn prepare(cluster: &str, said: Said) -> Result<Prepared> {
             (Snapshot::Flux, rows)
         }
     };
-    let mut hash = Sha256::new();
-    for ((kind, namespace, name), row) in &rows {
-        for part in [kind, namespace, name, &row.digest] {
-            hash.update(part.as_bytes());
-            hash.update([0]);
-        }
-    }
-    let digest = said.digest.unwrap_or_else(|| format!("sha256:{}", hex(&hash.finalize())));
+    let digest = said.digest.unwrap_or_else(|| digest_of(&rows));
     let (base, removed) = said.delta.map_or((None, Vec::new()), |delta| (Some(delta.base), delta.removed));
     let removed = removed.into_iter().map(|key| (key.kind, key.namespace, key.name));
     // What is no row of ours now may have been one before.
     left_out.retain(|_| base.is_some());
     let removed = removed.chain(left_out).filter(|key| !rows.contains_key(key)).collect();
     Ok(Prepared { snapshot, digest, base, removed, word: false, rows, deployments, flux })
+}
+
+/// Digest of a snapshot whose agent gave none.
+fn digest_of(rows: &BTreeMap<StatusKey, StatusRow>) -> String {
+    let mut hash = Sha256::new();
+    for ((kind, namespace, name), row) in rows {
+        for part in [kind, namespace, name, &row.digest] {
+            hash.update(part.as_bytes());
+            hash.update([0]);
+        }
+    }
+    format!("sha256:{}", hex(&hash.finalize()))
 }
 
 fn rows(cluster: &str, snapshot: Snapshot, items: &mut [impl Object]) -> Result<BTreeMap<StatusKey, StatusRow>> {
