@@ -2,7 +2,8 @@
 //!
 //! - [`operator`]: observe → [`operator::decide`] (pure) → apply → status. It makes StyrminDeployments
 //!   run, and writes nothing else.
-//! - [`reporter`]: whole snapshots to the server. It writes nothing in the cluster.
+//! - [`reporter`]: whole snapshots to the server. It writes nothing in the cluster; [`nudge`] only asks Flux to
+//!   look.
 //!
 //! Both read from [`watch`], the only place that watches the API server; [`flux`] reads and nudges
 //! Flux; [`server`] holds what the server's answers said last. The agent only makes outgoing requests,
@@ -13,6 +14,7 @@ pub mod flux;
 pub mod kept;
 pub mod lease;
 pub mod metrics;
+pub mod nudge;
 pub mod operator;
 pub mod packed;
 pub mod reporter;
@@ -71,8 +73,10 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     let server = Arc::new(server::Server::new(&settings, identity, lease.epoch)?);
     let reporter =
         reporter::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), settings.clone(), lost.clone());
+    let nudge = nudge::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), lost.clone());
     let operator = operator::run(client, watch, server, &settings, lost.clone());
     let reporter = tokio::spawn(reporter);
+    let nudge = tokio::spawn(nudge);
     tokio::select! {
         () = operator => {}
         () = stop.cancelled() => {}
@@ -81,6 +85,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     let by_us = stop.is_cancelled();
     lost.cancel();
     let _ = tokio::time::timeout(Duration::from_secs(5), reporter).await;
+    let _ = tokio::time::timeout(Duration::from_secs(5), nudge).await;
     lease.release(by_us).await;
     anyhow::ensure!(by_us, "another agent leads, or the API server could not be reached for the lease's duration");
     Ok(())

@@ -1,5 +1,5 @@
 //! The reporter: whole snapshots of the cluster's state to the server, of which only what differs is sent. It
-//! writes nothing in the cluster but the request that Flux looks now.
+//! writes nothing in the cluster.
 //!
 //! A snapshot is made from stores that are replaced as a whole, after every first list was complete: it
 //! is never built from half of one. A round comes every few seconds, or soon after something changed; when
@@ -9,24 +9,20 @@
 use crate::server::{self, Server};
 use crate::settings::Settings;
 use crate::snapshot::{self, Sent, Source, mark};
-use crate::watch::{self, Changed, Watch};
-use crate::{flux, kept, rows, store};
+use crate::watch::{Changed, Watch};
+use crate::{kept, rows, store};
 use k8s_openapi::api::core::v1::Namespace;
+use kube::Client;
 use kube::api::Api;
-use kube::{Client, ResourceExt as _};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use styrmin_renderer::layout::FLUX_NAMESPACE;
 use tokio::sync::broadcast;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 /// How soon a change is reported: several that come together go in one report.
 const SOON: Duration = Duration::from_millis(500);
-/// How often Flux is asked again to fetch a revision that it does not have.
-const NUDGE: Duration = Duration::from_secs(60);
 /// How long one round of reports may take.
 const REPORT_LIMIT: Duration = Duration::from_secs(180);
 /// Longest pause after reports that failed.
@@ -60,8 +56,7 @@ struct Kind {
 
 /// Reports until `stop`.
 pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, settings: Settings, stop: CancellationToken) {
-    let mut reporter =
-        Reporter { client, watch, server, cluster: None, sent: Default::default(), nudged: HashMap::new() };
+    let mut reporter = Reporter { client, watch, server, cluster: None, sent: Default::default() };
     let interval = Duration::from_secs(settings.report_interval.into());
     let mut changes = reporter.watch.changes();
     let mut pause = Duration::ZERO;
@@ -108,8 +103,6 @@ struct Reporter {
     cluster: Option<String>,
     /// What the server has of each kind.
     sent: [Option<Sent>; 3],
-    /// The revision that Flux was asked to fetch last, by source, and when.
-    nudged: HashMap<String, (String, Instant)>,
 }
 
 impl Reporter {
@@ -128,7 +121,6 @@ impl Reporter {
             self.sent = Default::default();
             round = self.round(&cluster).await;
         }
-        self.nudge().await;
         round
     }
 
@@ -171,26 +163,6 @@ impl Reporter {
     fn look_again(&self, confirms: bool) {
         if confirms {
             self.watch.tell(Changed::Everything);
-        }
-    }
-
-    /// Asks Flux to fetch for every source of ours that does not have the newest commit that we pushed.
-    async fn nudge(&mut self) {
-        let Some(newest) = self.server.answer().newest_revision.clone() else { return };
-        let resource = watch::source("GitRepository");
-        for (_, kept) in self.watch.git_repositories.all() {
-            let Some(object) = kept.object() else { continue };
-            let has = flux::fetched(&object).map(flux::commit) == Some(newest.as_str());
-            let name = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
-            let asked = |(revision, at): &(String, Instant)| *revision == newest && at.elapsed() < NUDGE;
-            if has || self.nudged.get(&name).is_some_and(asked) {
-                continue;
-            }
-            info!(source = name, revision = newest, "asking Flux to fetch");
-            if let Err(error) = flux::nudge(&self.client, &resource, &object).await {
-                warn!(%error, source = name, "Flux could not be asked to fetch");
-            }
-            self.nudged.insert(name, (newest.clone(), Instant::now()));
         }
     }
 }

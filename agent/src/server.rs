@@ -6,13 +6,17 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use styrmin_client::{Client, ClientError};
 use styrmin_renderer::canonical;
+use tokio::sync::watch;
 
 /// The report that nothing differs. Short, since most are this one.
 pub const UNCHANGED: &str = "mutation($e:Int!,$s:Int!,$d:String!){report:reportUnchanged(epoch:$e,sequence:$s,digest:$d){newestRevision confirmedDeletions{deploymentId uid}}}";
+
+/// Asks for the newest commit, which the server answers when there is one.
+const NEWEST: &str = "query($after:String){newestRevision(after:$after)}";
 
 /// What the server's answers said last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +35,7 @@ pub struct Server {
     identity: String,
     epoch: i32,
     sequence: AtomicI64,
-    answer: RwLock<Arc<Answer>>,
+    answer: watch::Sender<Arc<Answer>>,
 }
 
 impl Server {
@@ -51,14 +55,20 @@ impl Server {
             identity,
             epoch,
             sequence: AtomicI64::new(0),
-            answer: RwLock::default(),
+            answer: watch::Sender::default(),
         })
     }
 
     /// What the last answer said.
     #[must_use]
     pub fn answer(&self) -> Arc<Answer> {
-        Arc::clone(&self.answer.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.answer.borrow())
+    }
+
+    /// Is told of every answer.
+    #[must_use]
+    pub fn answers(&self) -> watch::Receiver<Arc<Answer>> {
+        self.answer.subscribe()
     }
 
     async fn client(&self) -> anyhow::Result<Client> {
@@ -119,10 +129,29 @@ impl Server {
             newest_revision: answer["newestRevision"].as_str().map(str::to_owned),
             confirmed_deletions: confirmed.collect(),
         };
-        let mut known = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = known.confirmed_deletions != answer.confirmed_deletions;
-        *known = Arc::new(answer);
-        Ok(changed)
+        let before = self.answer.send_replace(Arc::new(answer));
+        Ok(before.confirmed_deletions != self.answer().confirmed_deletions)
+    }
+
+    /// Waits until the server has pushed another commit than the one that is known, for half a minute at most;
+    /// it is in [`Self::answer`] then.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses.
+    pub async fn next_revision(&self) -> anyhow::Result<()> {
+        let after = self.answer().newest_revision.clone();
+        let data = self.client().await?.execute(NEWEST, json!({ "after": after })).await?;
+        let newest = data["newestRevision"].as_str();
+        self.answer.send_if_modified(|answer| {
+            // A report was answered meanwhile: that is as new, or newer.
+            let is_news = newest.is_some() && newest != after.as_deref() && answer.newest_revision == after;
+            if is_news {
+                let newest_revision = newest.map(str::to_owned);
+                *answer = Arc::new(Answer { newest_revision, ..Answer::clone(answer) });
+            }
+            is_news
+        });
+        Ok(())
     }
 }
 

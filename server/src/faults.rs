@@ -6,6 +6,8 @@
 pub const POINTS: [&str; 7] =
     ["after-transaction", "after-fetch", "after-splice", "after-prepare", "after-push", "after-reread", "after-record"];
 
+/// Between what others committed being recorded and the branch being read up to there.
+pub const READING: &str = "after-reading";
 /// Between two transactions of a fan-out.
 pub const FAN_OUT: &str = "after-fan-out-chunk";
 

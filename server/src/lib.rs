@@ -25,7 +25,7 @@ pub mod tasks;
 use anyhow::Context as _;
 use api::Api;
 use clock::{Clock, SystemClock};
-use repository::{Host, Wake, Writers};
+use repository::{Host, Pushes, Wake, Writers};
 use secrets::ServerKey;
 use settings::Settings;
 use std::future::IntoFuture as _;
@@ -72,18 +72,26 @@ pub async fn serve(
     let address = listener.local_addr()?;
 
     let wake = Wake::default();
+    let pushes = Pushes::new(stop.clone());
     let host = Host::new(std::path::absolute(settings.data.join("git"))?);
+    let changes = Arc::new(changes::Changes::new(
+        Arc::clone(&store),
+        Arc::clone(&drivers),
+        Arc::clone(&key),
+        Arc::clone(&clock),
+        wake.clone(),
+    ));
     let writers = Arc::new(Writers {
         store: Arc::clone(&store),
         drivers: Arc::clone(&drivers),
-        key: Arc::clone(&key),
+        key,
         clock: Arc::clone(&clock),
         host: host.clone(),
         wake: wake.clone(),
+        pushes: pushes.clone(),
+        people: Arc::<changes::Changes>::clone(&changes),
         settings: settings.writers(address),
     });
-    let changes =
-        Arc::new(changes::Changes::new(Arc::clone(&store), Arc::clone(&drivers), key, Arc::clone(&clock), wake));
     let forgetting = match settings.retention_days {
         0 => None,
         days => Some(tokio::spawn(retention::run(Arc::clone(&store), Arc::clone(&clock), days, stop.clone()))),
@@ -91,8 +99,8 @@ pub async fn serve(
     let watching = tokio::spawn(Arc::clone(&drivers).watch(stop.clone()));
     let writing = tokio::spawn(writers.run(stop.clone()));
     let fanning_out = tokio::spawn(Arc::clone(&changes).run_fan_outs(stop.clone()));
-    let reports = Arc::new(reports::Reports::new(Arc::clone(&store), Arc::clone(&clock)));
-    let app = api::router(Api { store, changes, reports, drivers, clock, host });
+    let reports = Arc::new(reports::Reports::new(Arc::clone(&store), Arc::clone(&clock), pushes, wake.clone()));
+    let app = api::router(Api { store, changes, reports, drivers, clock, host, wake });
     info!(%address, "listening");
     listening(address);
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());

@@ -47,6 +47,10 @@ pub struct Settings {
     /// Seconds that one Git command may take.
     #[arg(long, env = "STYRMIN_GIT_TIMEOUT", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub git_timeout: u64,
+    /// Seconds after which a repository elsewhere is looked at for what people committed, when no agent has reported a
+    /// commit that is not known.
+    #[arg(long, env = "STYRMIN_GIT_POLL", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub git_poll: u64,
     /// Longest pause in seconds between attempts to reach a repository.
     #[arg(long, env = "STYRMIN_GIT_RETRY_MAX", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub git_retry_max: u64,
@@ -94,6 +98,7 @@ impl Settings {
             mirrors: self.data.join("mirrors"),
             public_url: self.public_url.clone().unwrap_or_else(|| format!("http://{address}")),
             git_limit: Duration::from_secs(self.git_timeout),
+            poll: Duration::from_secs(self.git_poll),
             retry_first: Duration::from_millis(500),
             retry_most: Duration::from_secs(self.git_retry_max),
             committer: Signature { name: self.committer_name.clone(), email: self.committer_email.clone() },

@@ -57,6 +57,9 @@ enum Command {
     /// Configurations of clusters and environments on their way to the deployments.
     #[command(subcommand)]
     FanOuts(FanOuts),
+    /// What people change in the clusters' repositories by hand.
+    #[command(subcommand)]
+    Edits(Edits),
 }
 
 #[derive(Debug, Subcommand)]
@@ -82,6 +85,8 @@ enum Clusters {
         /// age recipient that secrets are encrypted for.
         #[arg(long)]
         age_recipient: Option<String>,
+        #[command(flatten)]
+        edits: EditArgs,
     },
     /// Changes a cluster's configuration, and with it the deployments that take values from it.
     Update {
@@ -91,6 +96,8 @@ enum Clusters {
         /// age recipient that secrets are encrypted for.
         #[arg(long)]
         age_recipient: Option<String>,
+        #[command(flatten)]
+        edits: EditArgs,
         #[command(flatten)]
         wait: FanOutArgs,
     },
@@ -266,6 +273,50 @@ struct FanOutArgs {
     timeout: u64,
 }
 
+#[derive(Debug, Args)]
+struct EditArgs {
+    /// What is done about what people change in the repository by hand.
+    #[arg(long, value_enum)]
+    edit_policy: Option<EditPolicy>,
+    /// How many removals at once are taken over without asking.
+    #[arg(long)]
+    removal_threshold: Option<u32>,
+}
+
+impl EditArgs {
+    fn input(&self) -> Value {
+        let policy = self.edit_policy.map(|policy| format!("{policy:?}").to_uppercase());
+        json!({ "policy": policy, "removalThreshold": self.removal_threshold })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EditPolicy {
+    /// They become changes of the deployments; what cannot is put back.
+    Adopt,
+    /// They are put back.
+    Restore,
+    /// They stay until somebody decides.
+    Hold,
+}
+
+#[derive(Debug, Subcommand)]
+enum Edits {
+    /// Shows one edit.
+    Get { id: String },
+    /// Shows the edits of a cluster's repository, newest first: the last 500.
+    List {
+        cluster: String,
+        /// Only those that wait for a decision.
+        #[arg(long)]
+        open: bool,
+    },
+    /// Makes an edit that is held a change of its deployment, or confirms a removal.
+    Adopt { id: String },
+    /// Has an edit put back that is held, or a removal that waits.
+    Restore { id: String },
+}
+
 #[derive(Debug, Subcommand)]
 enum FanOuts {
     /// Shows which deployments one changes, which not, and why.
@@ -309,7 +360,9 @@ enum Tasks {
     },
 }
 
-const CLUSTER: &str = "id name gitUrl branch path ageRecipient config createdAt";
+const CLUSTER: &str = "id name gitUrl branch path ageRecipient editPolicy removalThreshold config createdAt";
+const EDIT: &str =
+    "id kind state path commit author { name email } deployment { id name } task { id state } message createdAt";
 const ENVIRONMENT: &str = "id name cluster { id name } config createdAt";
 const DEPLOYMENT: &str = "id name driver applicationVersion driverVersion { version } lifecycle state environment { id name } newestInstance { id sequence revision }";
 const FAN_OUT: &str = "id level subjectId state createdAt endedAt author { name } changed { total running succeeded failed superseded } deployments { running failed } unchanged skipped { deploymentId reason } failed { deploymentId reason }";
@@ -338,29 +391,56 @@ async fn main() -> anyhow::Result<()> {
             let query = format!("query($id: ID!) {{ fanOut(id: $id) {{ {FAN_OUT} }} }}");
             show(cli.output, &found("fanOut", &id, &client.execute(&query, json!({ "id": id })).await?)?)
         }
+        Command::Edits(command) => edits(&client, cli.output, command).await,
         Command::FanOuts(FanOuts::Wait { id, timeout }) => wait_for_fan_out(&client, cli.output, &id, timeout).await,
+    }
+}
+
+async fn edits(client: &Client, output: Output, command: Edits) -> anyhow::Result<()> {
+    let decide = async |id: String, decision: &str| {
+        let query = format!(
+            "mutation($id: ID!, $decision: EditDecision!) {{ decideEdit(id: $id, decision: $decision) {{ {EDIT} }} }}"
+        );
+        let data = client.execute(&query, json!({ "id": id, "decision": decision })).await?;
+        show(output, &data["decideEdit"])
+    };
+    match command {
+        Edits::Get { id } => {
+            let query = format!("query($id: ID!) {{ edit(id: $id) {{ {EDIT} }} }}");
+            show(output, &found("edit", &id, &client.execute(&query, json!({ "id": id })).await?)?)
+        }
+        Edits::List { cluster, open } => {
+            let query = format!(
+                "query($id: ID!, $open: Boolean!) {{ cluster(id: $id) {{ edits(open: $open, first: 500) {{ nodes {{ {EDIT} }} }} }} }}"
+            );
+            let data = client.execute(&query, json!({ "id": cluster, "open": open })).await?;
+            show(output, &found("cluster", &cluster, &data)?["edits"]["nodes"])
+        }
+        Edits::Adopt { id } => decide(id, "ADOPT").await,
+        Edits::Restore { id } => decide(id, "RESTORE").await,
     }
 }
 
 async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow::Result<()> {
     match command {
-        Clusters::Create { name, config, git_url, git_branch, git_path, git_username, age_recipient } => {
+        Clusters::Create { name, config, git_url, git_branch, git_path, git_username, age_recipient, edits } => {
             let git = git_url.map(|url| {
                 let password = std::env::var("STYRMIN_GIT_PASSWORD").ok();
                 json!({ "url": url, "branch": git_branch, "path": git_path, "username": git_username, "password": password })
             });
-            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient });
+            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient, "edits": edits.input() });
             let query = format!(
                 "mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken cluster {{ {CLUSTER} }} }} }}"
             );
             let data = client.execute(&query, json!({ "input": input })).await?;
             show(output, &data["createCluster"])
         }
-        Clusters::Update { id, patch, age_recipient, wait } => {
+        Clusters::Update { id, patch, age_recipient, edits, wait } => {
             let query = format!(
-                "mutation($id: ID!, $config: ConfigPatch, $recipient: String) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
+                "mutation($id: ID!, $config: ConfigPatch, $recipient: String, $edits: EditRulesInput) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient, edits: $edits) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
             );
-            let variables = json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient });
+            let variables =
+                json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient, "edits": edits.input() });
             updated(client, output, &client.execute(&query, variables).await?["updateCluster"], &wait).await
         }
         Clusters::Get { id: Some(id) } => {

@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod git;
 pub mod gitea;
+pub mod people;
 pub mod plane;
 pub mod postgres;
 pub mod remote;

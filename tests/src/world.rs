@@ -173,17 +173,10 @@ impl World {
         self.fetch().await;
     }
 
-    /// Changes the StyrminDeployment in Git as a person would, by editing its file, and has Flux look.
-    pub async fn edit(&self, deployment: &str, change: impl FnOnce(String) -> String) {
-        let (_folder, work) = self.clone().await;
-        let repository = self.repository();
-        let end = format!("{deployment}/styrmindeployment.yaml");
-        let files = git::files(&repository).await;
-        let path = files.keys().find(|path| path.ends_with(&end)).unwrap_or_else(|| panic!("no {end}"));
-        std::fs::write(work.join(path), change(files[path].clone())).unwrap();
-        git::git(&work, &["commit", "--quiet", "-am", "An edit"]).await;
-        git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
-        self.fetch().await;
+    /// Chooses what the server does about what people change in the repository.
+    pub async fn rules(&self, policy: &str) {
+        let query = "mutation($id: ID!, $policy: EditPolicy!) { updateCluster(id: $id, edits: { policy: $policy }) { cluster { id } } }";
+        self.client().ok(query, json!({ "id": self.cluster, "policy": policy })).await;
     }
 
     /// Has Flux fetch the repository now.

@@ -289,6 +289,8 @@ async fn agent_and_server_are_parted_during_a_rollout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slip_in_git_tears_nothing_down_and_people_see_why() {
     let world = World::start().await;
+    // Otherwise the server would put back what it can before anybody sees it.
+    world.rules("HOLD").await;
     let client = world.client();
     let folder = tempfile::tempdir().unwrap();
     let mut deployments = Vec::new();
@@ -397,6 +399,8 @@ async fn a_slip_in_git_tears_nothing_down_and_people_see_why() {
     world.plane.kubectl(&["-n", &namespace, "annotate", "styrmindeployment", &name, &confirm]).await;
     world.plane.until(&object, LIMIT, |found| found.is_none()).await;
     assert!(world.plane.get(&["v1", "Namespace", "", &name]).await.is_none());
+    // The server learns of it from the reports.
+    world.until_state(&deployments[0], "DELETED").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -622,6 +622,12 @@ async fn a_delete_that_is_reverted_while_it_runs_comes_back() {
     })
     .await;
     world.revert().await;
+    // The server takes it over as the change of whoever reverted.
+    eventually("the deployment is wanted again", LIMIT, async || {
+        let found = world.deployment(&id).await;
+        if found["state"] == "DEPLOYING" { Ok(()) } else { Err(found["state"].clone()) }
+    })
+    .await;
     let source = ["source.toolkit.fluxcd.io/v1", "GitRepository", FLUX, "styrmin"];
     let head = world.head().await;
     world
@@ -655,6 +661,7 @@ async fn a_delete_that_is_reverted_while_it_runs_comes_back() {
             found.is_some_and(|found| found["status"]["readyReplicas"].as_i64() >= Some(1))
         })
         .await;
+    world.until_state(&id, "RUNNING").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -616,3 +616,49 @@ async fn an_object_of_flux_that_fails_names_what_it_holds_up() {
     world.tell("CreatingPrerequisites", "Progressing", |_| {}).await;
     assert_eq!(held(&world).await, [(json!("styrmin"), none)]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_hears_of_a_commit_when_it_is_pushed() {
+    let world = World::start().await;
+    let ask = async |client: &Client, after: Option<&str>| {
+        let data = client.execute("query($a: String) { newestRevision(after: $a) }", json!({ "a": after })).await;
+        data.map(|data| data["newestRevision"].as_str().map(str::to_owned))
+    };
+    let agent = world.agent.client.clone();
+    // What it does not know comes at once.
+    let known = ask(&agent, None).await.unwrap().unwrap();
+    assert_eq!(ask(&agent, Some("another")).await.unwrap().as_ref(), Some(&known));
+    // Then only the next push ends the question, and no push to the repository of another cluster.
+    let waiting = tokio::spawn({
+        let known = known.clone();
+        async move { ask(&agent, Some(&known)).await.unwrap().unwrap() }
+    });
+    let (other, _) = world.client.cluster(json!({ "name": "other" })).await;
+    world.client.environment(&other, "e").await;
+    world.pushed().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!waiting.is_finished(), "nothing was pushed for this cluster");
+    world.client.environment(&world.cluster, "more").await;
+    let next = tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("a push ends the question");
+    let next = next.unwrap();
+    assert_ne!(next, known);
+    assert_eq!(world.agent.client.ok("{ newestRevision }", json!({})).await["newestRevision"], next);
+    // People have no business here.
+    assert_eq!(code(world.client.execute("{ newestRevision }", json!({})).await), "FORBIDDEN");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stops_lets_nobody_wait() {
+    let world = World::start().await;
+    let agent = world.agent.client.clone();
+    let known = agent.ok("{ newestRevision }", json!({})).await["newestRevision"].clone();
+    let waiting = tokio::spawn(async move {
+        agent.execute("query($a: String) { newestRevision(after: $a) }", json!({ "a": known })).await
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let World { mut server, .. } = world;
+    let process = rustix::process::Pid::from_raw(server.process()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    tokio::time::timeout(Duration::from_secs(10), server.ended()).await.expect("it stops although somebody waits");
+    tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("the question ends").unwrap().unwrap();
+}

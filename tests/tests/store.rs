@@ -8,10 +8,10 @@ use styrmin_renderer::config::Object;
 use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeploymentSpec};
 use styrmin_server::store::{
     self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, Deployment, DeploymentOutcome, DeploymentState,
-    DriverVersion, Environment, FanOut, FanOutLevel, FanOutState, Instance, InstanceOutcome, InstanceState, LastReport,
-    Lifecycle, Observation, OutboxKind, Person, Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow,
-    StatusScope, Step, StepState, Store, StoreError, Target, Task, TaskScope, TaskState, TimelineKind, Token,
-    TokenKind, Untouched,
+    DriverVersion, EditPolicy, Environment, FanOut, FanOutLevel, FanOutState, Instance, InstanceOutcome, InstanceState,
+    LastReport, Lifecycle, Observation, OutboxKind, Person, Pushed, Report, Sealed, Secret, Snapshot, Sources,
+    StatusRow, StatusScope, Step, StepState, Store, StoreError, Target, Task, TaskScope, TaskState, TimelineKind,
+    Token, TokenKind, Untouched,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -50,6 +50,8 @@ fn cluster(id: &str, name: &str, path: &str) -> Cluster {
         path: path.into(),
         credentials: Some(vec![0, 255]),
         age_recipient: None,
+        edit_policy: EditPolicy::Adopt,
+        removal_threshold: 0,
         created_at: 5,
     }
 }
@@ -164,6 +166,7 @@ fn change(row: &Deployment) -> Change {
         instance: Some((instance, task)),
         target: target(),
         fan_out: None,
+        edit: None,
         author: ann(),
         now: 8,
     }
@@ -514,6 +517,7 @@ async fn outbox(store: &Shared) {
         branch: target().branch,
         base: None,
         rows: BatchRows {
+            restored: vec![],
             outbox: waiting.clone(),
             instances: vec!["d-i003".into()],
             superseded: vec!["d-i001".into(), "d-i002".into()],

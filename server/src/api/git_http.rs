@@ -5,6 +5,8 @@
 
 use super::{AppState, caller, problem};
 use crate::auth::Caller;
+use crate::repository::Wake;
+use crate::store::Target;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -100,7 +102,9 @@ pub(super) async fn serve(
         tokio::spawn(feed(body, input));
     }
     let output = child.stdout.take();
-    tokio::spawn(reap(child, permit));
+    let target = Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() };
+    let pushed = (pushes && request.method == Method::POST).then(|| (state.api.wake.clone(), target));
+    tokio::spawn(reap(child, permit, pushed));
     match tokio::time::timeout(LIMIT, answer(output)).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => {
@@ -128,13 +132,16 @@ async fn feed(body: Body, mut input: ChildStdin) {
 }
 
 /// Waits for the backend and ends it, with its children, when it takes too long. A client that
-/// goes away closes the backend's output, which ends it too.
-async fn reap(mut child: Child, permit: SemaphorePermit<'static>) {
+/// goes away closes the backend's output, which ends it too. After a push the writer looks at what came.
+async fn reap(mut child: Child, permit: SemaphorePermit<'static>, pushed: Option<(Wake, Target)>) {
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if tokio::time::timeout(LIMIT, child.wait()).await.is_err()
         && let Some(group) = group
     {
         let _ = kill_process_group(group, Signal::KILL);
+    }
+    if let Some((wake, target)) = pushed {
+        wake.look(&target);
     }
     drop(permit);
 }

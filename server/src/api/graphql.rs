@@ -3,16 +3,20 @@
 use super::Api;
 use super::error::{change as refused, coded, report as not_accepted, store as failed};
 use super::objects::{
-    Cluster, Deployment, Driver, DriverProblem, Environment, FanOut, Instance, InstanceDiff, Page, PageInfo, Preview,
-    Task, TimelineEntry,
+    Cluster, Deployment, Driver, DriverProblem, Edit, Environment, FanOut, Instance, InstanceDiff, Page, PageInfo,
+    Preview, Task, TimelineEntry,
 };
 use crate::auth::{self, Caller};
-use crate::changes::{self, Changed, CreateCluster, CreateDeployment, GitInput, Request, UpdateDeployment, Wish};
+use crate::changes::{
+    self, Changed, CreateCluster, CreateDeployment, Decision, EditRules, GitInput, Request, UpdateDeployment, Wish,
+};
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus, Said};
 use crate::secrets::Plain;
-use crate::store::{After, AfterStatus, Confirmations, Person, Snapshot, StatusRow, StatusScope, TaskScope};
+use crate::store::{
+    After, AfterStatus, Confirmations, EditPolicy, EditScope, Person, Snapshot, StatusRow, StatusScope, TaskScope,
+};
 use async_graphql::{
-    Context, EmptySubscription, ID, InputObject, Json, MaybeUndefined, Object, OneofObject, OutputType, Result,
+    Context, EmptySubscription, Enum, ID, InputObject, Json, MaybeUndefined, Object, OneofObject, OutputType, Result,
     SimpleObject,
 };
 use base64::Engine as _;
@@ -168,6 +172,18 @@ pub(super) async fn fan_outs(
     Ok(page(rows, limit, |row| row.id.clone(), FanOut))
 }
 
+pub(super) async fn edits(
+    ctx: &Context<'_>,
+    scope: EditScope<'_>,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<Edit>> {
+    let limit = limit(first)?;
+    let before = decode(after)?;
+    let rows = api(ctx)?.store.edits(scope, before.as_deref(), wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| row.id.clone(), Edit))
+}
+
 pub(super) async fn tasks(
     ctx: &Context<'_>,
     scope: TaskScope<'_>,
@@ -262,6 +278,13 @@ impl Query {
                 Viewer { kind: "agent", name: None, email: None, cluster: Some(ID(cluster.clone())) }
             }
         })
+    }
+
+    /// For agents: the newest commit of this server in the cluster's repository. At once when it is not
+    /// `after`; otherwise as soon as there is another one, or after 25 s.
+    async fn newest_revision(&self, ctx: &Context<'_>, after: Option<String>) -> Result<Option<String>> {
+        let cluster = agent_cluster(ctx)?;
+        api(ctx)?.reports.newest_revision(cluster, after.as_deref()).await.map_err(not_accepted)
     }
 
     /// Clusters by name.
@@ -376,6 +399,12 @@ impl Query {
         Ok(api(ctx)?.store.fan_out(&id).await.map_err(failed)?.map(FanOut))
     }
 
+    /// One edit of a cluster's repository.
+    async fn edit(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Edit>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.edit(&id).await.map_err(failed)?.map(Edit))
+    }
+
     /// One task.
     async fn task(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Task>> {
         administrator(ctx)?;
@@ -469,6 +498,34 @@ struct CreateClusterInput {
     git: Option<GitRepositoryInput>,
     /// age recipient that secrets are encrypted for.
     age_recipient: Option<String>,
+    /// What is done about what people change in its repository.
+    edits: Option<EditRulesInput>,
+}
+
+/// What is done about what people change in a cluster's repository.
+#[derive(InputObject, Default)]
+struct EditRulesInput {
+    /// ADOPT for a new cluster.
+    policy: Option<EditPolicy>,
+    /// How many removals at once are taken over without asking; 0 for a new cluster: each waits until somebody
+    /// confirms it.
+    removal_threshold: Option<u32>,
+}
+
+impl From<Option<EditRulesInput>> for EditRules {
+    fn from(input: Option<EditRulesInput>) -> Self {
+        let EditRulesInput { policy, removal_threshold } = input.unwrap_or_default();
+        Self { policy, removal_threshold }
+    }
+}
+
+/// What somebody decides about an edit.
+#[derive(Enum, Clone, Copy, PartialEq, Eq)]
+enum EditDecision {
+    /// It becomes a change of the deployment; a removal is confirmed.
+    Adopt,
+    /// It is put back.
+    Restore,
 }
 
 /// A change of one level's configuration.
@@ -794,6 +851,7 @@ impl Mutation {
             config: input.config.map(|config| config.0).unwrap_or_default(),
             git,
             age_recipient: input.age_recipient,
+            edits: input.edits.into(),
         };
         let (cluster, agent_token) = api(ctx)?.changes.create_cluster(input, author).await.map_err(refused)?;
         Ok(CreateClusterPayload { cluster: Cluster(cluster), agent_token })
@@ -807,10 +865,11 @@ impl Mutation {
         id: ID,
         config: Option<ConfigPatch>,
         age_recipient: Option<String>,
+        edits: Option<EditRulesInput>,
     ) -> Result<UpdateClusterPayload> {
         let author = administrator(ctx)?;
         let patch = Wrapped::from(config).0;
-        let updated = api(ctx)?.changes.update_cluster(&id, &patch, age_recipient, author).await;
+        let updated = api(ctx)?.changes.update_cluster(&id, &patch, age_recipient, edits.into(), author).await;
         let (cluster, fan_out) = updated.map_err(refused)?;
         Ok(UpdateClusterPayload { cluster: Cluster(cluster), fan_out: FanOut(fan_out) })
     }
@@ -956,6 +1015,16 @@ impl Mutation {
         base_instance_id: Option<ID>,
     ) -> Result<ChangePayload> {
         request(ctx, &id, Request::Delete, base_instance_id).await
+    }
+
+    /// Decides about an edit of a repository that is held, or about a removal that waits.
+    async fn decide_edit(&self, ctx: &Context<'_>, id: ID, decision: EditDecision) -> Result<Edit> {
+        let person = administrator(ctx)?;
+        let decision = match decision {
+            EditDecision::Adopt => Decision::Adopt,
+            EditDecision::Restore => Decision::Restore,
+        };
+        Ok(Edit(api(ctx)?.changes.decide_edit(&id, decision, person).await.map_err(refused)?))
     }
 
     /// For agents: all pods of the cluster, or with `delta` those that are new or differ. What is in neither is

@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::metrics;
 use crate::reports::Reports;
-use crate::repository::Host;
+use crate::repository::{Host, Wake};
 use crate::store::Store;
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -54,6 +54,8 @@ pub struct Api {
     pub clock: Arc<dyn Clock>,
     /// Hosted repositories.
     pub host: Host,
+    /// Told when somebody pushed to one.
+    pub wake: Wake,
 }
 
 /// All routes.

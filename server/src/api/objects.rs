@@ -6,8 +6,8 @@ use crate::changes;
 use crate::clock::timestamp;
 use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
 use crate::store::{
-    self, DeploymentState, FanOutLevel, FanOutState, InstanceState, LastReport, Lifecycle, Millis, Snapshot,
-    StatusScope, StepState, TaskScope, TaskState, TimelineKind,
+    self, DeploymentState, EditKind, EditPolicy, EditScope, EditState, FanOutLevel, FanOutState, InstanceState,
+    LastReport, Lifecycle, Millis, Snapshot, StatusScope, StepState, TaskScope, TaskState, TimelineKind,
 };
 use async_graphql::{ComplexObject, Context, Enum, ID, Json, Object, OutputType, Result, SimpleObject};
 use serde_json::Value;
@@ -41,6 +41,7 @@ const HELD_UP_MAX: usize = 100;
 #[graphql(concrete(name = "TaskPage", params(Task)))]
 #[graphql(concrete(name = "FanOutPage", params(FanOut)))]
 #[graphql(concrete(name = "TimelinePage", params(TimelineEntry)))]
+#[graphql(concrete(name = "EditPage", params(Edit)))]
 #[graphql(concrete(name = "PodStatusPage", params(PodStatus)))]
 #[graphql(concrete(name = "DeploymentStatusPage", params(DeploymentStatus)))]
 #[graphql(concrete(name = "FluxStatusPage", params(FluxStatus)))]
@@ -80,6 +81,26 @@ impl Cluster {
     /// age recipient that secrets are encrypted for.
     async fn age_recipient(&self) -> Option<&str> {
         self.0.age_recipient.as_deref()
+    }
+    /// What is done about what people change in its repository.
+    async fn edit_policy(&self) -> EditPolicy {
+        self.0.edit_policy
+    }
+    /// How many removals at once are taken over without asking.
+    async fn removal_threshold(&self) -> i64 {
+        self.0.removal_threshold
+    }
+    /// What people changed in its repository, newest first; with `open` only what waits for a decision.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn edits(
+        &self,
+        ctx: &Context<'_>,
+        #[graphql(default)] open: bool,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Edit>> {
+        let scope = if open { EditScope::Open(&self.0.id) } else { EditScope::Cluster(&self.0.id) };
+        graphql::edits(ctx, scope, first, after).await
     }
     async fn created_at(&self) -> String {
         time(self.0.created_at)
@@ -215,6 +236,60 @@ impl Environment {
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
     async fn fan_outs(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<FanOut>> {
         graphql::fan_outs(ctx, &self.0.id, first, after).await
+    }
+}
+
+/// What somebody changed in a cluster's repository, and what became of it.
+pub(super) struct Edit(pub(super) store::GitEdit);
+
+#[Object]
+impl Edit {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    async fn kind(&self) -> EditKind {
+        self.0.kind
+    }
+    /// What became of it.
+    async fn state(&self) -> EditState {
+        self.0.state
+    }
+    /// What it means and what follows, for people.
+    async fn message(&self) -> Option<&str> {
+        self.0.message.as_deref()
+    }
+    /// The file, in the repository; empty for the branch as a whole.
+    async fn path(&self) -> &str {
+        &self.0.path
+    }
+    /// The commit that made it.
+    async fn commit(&self) -> &str {
+        &self.0.commit_id
+    }
+    /// That commit's author.
+    async fn author(&self) -> Author {
+        Author { name: self.0.author_name.clone(), email: self.0.author_email.clone() }
+    }
+    async fn cluster(&self, ctx: &Context<'_>) -> Result<Option<Cluster>> {
+        Ok(ctx.data::<Api>()?.store.cluster(&self.0.cluster_id).await.map_err(failed)?.map(Cluster))
+    }
+    /// The deployment whose file it is.
+    async fn deployment(&self, ctx: &Context<'_>) -> Result<Option<Deployment>> {
+        let Some(id) = &self.0.deployment_id else { return Ok(None) };
+        Ok(ctx.data::<Api>()?.store.deployment(id).await.map_err(failed)?.map(Deployment))
+    }
+    /// The task that took it over.
+    async fn task(&self, ctx: &Context<'_>) -> Result<Option<Task>> {
+        let Some(id) = &self.0.task_id else { return Ok(None) };
+        Ok(ctx.data::<Api>()?.store.task(id).await.map_err(failed)?.map(Task))
+    }
+    /// When it was found.
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    /// When it was clear what becomes of it.
+    async fn decided_at(&self) -> Option<String> {
+        self.0.decided_at.map(time)
     }
 }
 
@@ -431,7 +506,14 @@ impl Deployment {
     async fn tasks(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Task>> {
         graphql::tasks(ctx, TaskScope::Deployment(&self.0.id), first, after).await
     }
-    /// What happened to it, newest first: changes and how they ended, commits, phases, corrections of drift.
+    /// What people changed of its files in the repository, newest first. One that is held or waits is a warning
+    /// beside the state.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn edits(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<Edit>> {
+        graphql::edits(ctx, EditScope::Deployment(&self.0.id), first, after).await
+    }
+    /// What happened to it, newest first: changes and how they ended, commits, phases, corrections of drift,
+    /// people's edits.
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
     async fn timeline(
         &self,

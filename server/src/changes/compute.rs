@@ -5,8 +5,8 @@ use super::request::driver_of;
 use super::{ChangeError, Result, invalid, parse_id, split_secrets};
 use crate::secrets::{Plain, ServerKey, parameter_place, sops};
 use crate::store::{
-    Change, Cluster, Concerned, Deployment, DeploymentState, Environment, Instance, InstanceState, Lifecycle, Millis,
-    Person, Sealed, Secret, Sources, Target, Task, TaskState,
+    Change, Cluster, Concerned, Deployment, DeploymentState, Environment, GitEdit, Instance, InstanceState, Lifecycle,
+    Millis, Person, Sealed, Secret, Sources, Target, Task, TaskState,
 };
 use crate::tasks::machine;
 use anyhow::anyhow;
@@ -83,8 +83,12 @@ pub(super) struct Edit {
     /// An earlier instance whose content comes back, with its driver.
     pub(super) restore: Option<(Box<Instance>, Arc<Driver>)>,
     pub(super) delete: bool,
+    /// Brings a removed deployment back; with `restore`.
+    pub(super) revive: bool,
     /// The fan-out that asks for it.
     pub(super) fan_out: Option<String>,
+    /// The edit of the repository that it takes over.
+    pub(super) found: Option<Box<GitEdit>>,
 }
 
 impl Edit {
@@ -175,6 +179,7 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         instance: None,
         target,
         fan_out: edit.fan_out.clone(),
+        edit: edit.found.as_deref().cloned(),
         author: author.clone(),
         now,
     };
@@ -300,7 +305,7 @@ fn draft(
     let known = newest.map(|newest| newest.spec.jobs.as_slice()).unwrap_or_default();
     let asked: Vec<JobRun> = edit.run_job.iter().map(|action| new_run(action)).collect();
     let mut spec = spec_of(deployment, deployment_id.clone(), driver, context, [known, &asked].concat());
-    let on_its_way = newest.filter(|newest| is_on_its_way(newest.state));
+    let on_its_way = newest.filter(|newest| is_on_its_way(newest.state) && newest.document.is_some());
     let stamp = secrets_stamp(&rows.cluster, &fingerprints);
     if !edit.again && on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp)
     {
@@ -327,7 +332,7 @@ fn draft(
             ),
         )
     })?;
-    let before = if edit.again { rows.active.as_ref() } else { newest };
+    let before = if edit.again || edit.revive { rows.active.as_ref() } else { newest };
     let workflow = plan::plan(before.map(|before| &before.spec), Some(&spec), &driver.file.spec.actions).workflow;
     // Equal content that failed before, or only another recipient: still a change of the deployment.
     let workflow = if workflow == Workflow::None { Workflow::Update } else { workflow };

@@ -7,15 +7,17 @@
 //! ever half stored. What must never enter: Git, clusters, HTTP.
 //!
 //! [`Changes`] has one method per mutation; `compute` holds what they share and does no I/O. `fan_out` takes a
-//! changed configuration to the deployments.
+//! changed configuration to the deployments; `edits` takes over what people change in the repository.
 
 mod compute;
+mod edits;
 mod error;
 mod fan_out;
 mod locks;
 mod preview;
 mod request;
 
+pub use edits::Decision;
 pub use error::{BaseMoved, ChangeError};
 pub use preview::{ObjectChange, Preview, unified};
 pub use request::{CreateDeployment, Request, UpdateDeployment, Wish};
@@ -26,8 +28,8 @@ use crate::reports::DeploymentStatus;
 use crate::repository::{self, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
-    Cluster, Deployment, DeploymentState, Environment, FanOut, FanOutLevel, Lifecycle, Person, Snapshot, StatusScope,
-    Store, StoreError, Target, Task, Token, TokenKind,
+    Cluster, Deployment, DeploymentState, EditPolicy, Environment, FanOut, FanOutLevel, Lifecycle, Person, Snapshot,
+    StatusScope, Store, StoreError, Target, Task, Token, TokenKind,
 };
 use crate::{auth, metrics};
 use compute::{Computation, Edit, Rows, Runs};
@@ -75,6 +77,17 @@ pub struct CreateCluster {
     pub git: Option<GitInput>,
     /// age recipient for secrets.
     pub age_recipient: Option<String>,
+    /// What is done about people's edits.
+    pub edits: EditRules,
+}
+
+/// What is done about what people change in a cluster's repository; `None`: as it is, or by default.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EditRules {
+    /// `adopt` by default.
+    pub policy: Option<EditPolicy>,
+    /// How many removals at once are taken over without asking; 0 by default.
+    pub removal_threshold: Option<u32>,
 }
 
 /// What a change led to.
@@ -160,6 +173,8 @@ impl Changes {
             path: location.path,
             credentials,
             age_recipient: input.age_recipient,
+            edit_policy: input.edits.policy.unwrap_or(EditPolicy::Adopt),
+            removal_threshold: input.edits.removal_threshold.unwrap_or_default().into(),
             created_at: now,
         };
         let (text, hash) = auth::new_token(TokenKind::Agent);
@@ -237,6 +252,7 @@ impl Changes {
         id: &str,
         patch: &Patch,
         age_recipient: Option<String>,
+        edits: EditRules,
         author: &Person,
     ) -> Result<(Cluster, FanOut)> {
         for _ in 0..ATTEMPTS {
@@ -247,6 +263,8 @@ impl Changes {
             config::check(&object, Level::Cluster, &config)?;
             let recipient = age_recipient.clone().or_else(|| row.age_recipient.clone());
             (row.config, row.age_recipient) = (config, recipient);
+            row.edit_policy = edits.policy.unwrap_or(row.edit_policy);
+            row.removal_threshold = edits.removal_threshold.map_or(row.removal_threshold, i64::from);
             let fan_out = self.new_fan_out(FanOutLevel::Cluster, &row.id, &row.id, author);
             match self.store.update_cluster(&row, &fan_out).await {
                 Err(StoreError::Conflict) => {}
@@ -478,6 +496,7 @@ impl Changes {
         if let Some(task) = &task {
             crate::faults::point("after-transaction");
             metrics::changes(&task.workflow).inc();
+            self.explain_if_held(&deployment.id).await?;
             self.wake.target(&change.change.target);
         }
         Ok(Changed { deployment, task })
@@ -561,7 +580,7 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> Result
 
 /// What is being deleted can only be deleted.
 fn check_lifecycle(rows: &Rows, edit: &Edit) -> Result<()> {
-    if rows.deployment.lifecycle != Lifecycle::Deleting || edit.delete {
+    if rows.deployment.lifecycle != Lifecycle::Deleting || edit.delete || edit.revive {
         return Ok(());
     }
     Err(invalid(

@@ -18,15 +18,18 @@ pub use status::{Condition, ContainerStatus, DeploymentStatus, FluxStatus, PodSt
 
 use crate::clock::Clock;
 use crate::metrics;
+use crate::repository::{Pushes, Wake};
 use crate::store::{
     Confirmations, DeploymentOutcome, DeploymentPlace, DeploymentState, InstanceOutcome, LastReport, Lifecycle, Millis,
-    Observation, Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Task, TaskState,
+    Observation, Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Target, Task,
+    TaskState,
 };
 use crate::tasks::machine::{self, Event, Observed, Wanted};
 use sha2::{Digest as _, Sha256};
 use status::Object;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use styrmin_renderer::canonical::{digest_parts, hex};
 use styrmin_renderer::layout::FLUX_NAMESPACE;
 use styrmin_renderer::names::EnvironmentId;
@@ -46,6 +49,8 @@ pub const SILENCE: Millis = 60_000;
 /// How long after the push of a removal, in milliseconds, the absence of an object that nobody saw
 /// vanish proves nothing.
 const SETTLE: Millis = 10_000;
+/// How long an agent that waits for a push waits for the answer.
+const HELD: Duration = Duration::from_secs(25);
 /// How often a report is computed again when something moved meanwhile.
 const ATTEMPTS: u32 = 20;
 /// Most bytes of an agent's identity and of a cluster's UID.
@@ -181,6 +186,8 @@ pub struct Reports {
     clock: Arc<dyn Clock>,
     /// Instances never change, so what they want is read once while their rollout is under way.
     goals: Mutex<HashMap<String, Arc<Goal>>>,
+    pushes: Pushes,
+    wake: Wake,
 }
 
 /// A snapshot, bounded and digested.
@@ -210,8 +217,28 @@ struct Moves {
 impl Reports {
     /// Puts the room together.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
-        Self { store, clock, goals: Mutex::default() }
+    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, pushes: Pushes, wake: Wake) -> Self {
+        Self { store, clock, goals: Mutex::default(), pushes, wake }
+    }
+
+    /// The newest commit that is known in the repository of `cluster`: at once when it is not `after`,
+    /// otherwise when there is another one, or after 25 s.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn newest_revision(&self, cluster: &str, after: Option<&str>) -> Result<Option<String>> {
+        // From before the first look: nothing is missed between the two.
+        let mut pushes = self.pushes.listen();
+        let Some(row) = self.store.cluster(cluster).await? else { return Ok(None) };
+        let target = Target { repository: row.repository, branch: row.branch };
+        let end = tokio::time::Instant::now() + HELD;
+        loop {
+            let newest = self.store.head(&target).await?;
+            let left = end.saturating_duration_since(tokio::time::Instant::now());
+            if newest.as_deref() != after || !pushes.pushed(&target, left).await {
+                return Ok(newest);
+            }
+        }
     }
 
     /// Takes a report of the agent of `cluster`.
@@ -305,7 +332,13 @@ impl Reports {
                 other => other?,
             }
             metrics::report_rows(report.set.len() + report.remove.len());
-            return Ok(self.store.confirmations(cluster).await?);
+            let answer = self.store.confirmations(cluster).await?;
+            if news_of_people(&report, answer.newest_revision.as_deref())
+                && let Some(row) = self.store.cluster(cluster).await?
+            {
+                self.wake.look(&Target { repository: row.repository, branch: row.branch });
+            }
+            return Ok(answer);
         }
         Err(ReportError::Busy)
     }
@@ -975,6 +1008,20 @@ pub fn held_up(status: &FluxStatus, running: &[RunningTask]) -> Vec<String> {
 #[must_use]
 pub fn silence(last: Option<Millis>, started: Option<Millis>, now: Millis) -> Option<Millis> {
     last.or(started).filter(|since| now - since > SILENCE)
+}
+
+/// Whether a report says that somebody may have committed something: Flux has a commit that is not known here. An
+/// object that went may be a removal that somebody confirmed.
+fn news_of_people(report: &Report, newest: Option<&str>) -> bool {
+    let fetched = |row: &StatusRow| {
+        let status = (row.kind == "GitRepository" && row.name == FLUX_SOURCE).then(|| FluxStatus::from_row(row))??;
+        status.revision?.rsplit_once(':').map(|(_, commit)| commit.to_owned())
+    };
+    match report.snapshot {
+        Snapshot::Flux => report.set.iter().filter_map(fetched).any(|commit| Some(commit.as_str()) != newest),
+        Snapshot::Deployments => !report.remove.is_empty(),
+        Snapshot::Pods => false,
+    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,13 @@ impl Host {
         self.root.join(format!("{cluster}.git"))
     }
 
+    /// The commit that a branch of it has.
+    #[must_use]
+    pub fn tip(&self, cluster: &str, branch: &str) -> Option<git2::Oid> {
+        let repository = Repository::open_bare(self.path(cluster)).ok()?;
+        repository.refname_to_id(&format!("refs/heads/{branch}")).ok()
+    }
+
     /// Makes the repository of a cluster when it is not there.
     ///
     /// # Errors

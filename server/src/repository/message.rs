@@ -25,6 +25,26 @@ pub struct Entry {
     pub author: Person,
 }
 
+/// One file that is put back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// The deployment, or the file.
+    pub name: String,
+    /// The file.
+    pub path: String,
+    /// The commit that changed it.
+    pub commit: String,
+    /// That commit's author.
+    pub author: Person,
+}
+
+impl Restored {
+    fn text(&self) -> String {
+        let commit = self.commit.get(..10).unwrap_or(&self.commit);
+        format!("put back {}, which {} changed in {commit}", self.name, self.author.name)
+    }
+}
+
 /// What a commit does.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
@@ -34,6 +54,8 @@ pub struct Message {
     pub environments: Vec<String>,
     /// Instances.
     pub entries: Vec<Entry>,
+    /// Files of others' edits that it puts back.
+    pub restored: Vec<Restored>,
 }
 
 /// Most changes that the body lists in words; the trailers name all.
@@ -45,7 +67,7 @@ impl Message {
     pub fn text(&self) -> String {
         let mut text = self.subject();
         text.push('\n');
-        let total = self.clusters.len() + self.environments.len() + self.entries.len();
+        let total = self.clusters.len() + self.environments.len() + self.entries.len() + self.restored.len();
         if total > 1 {
             text.push('\n');
             let lines = (self.clusters.iter().map(|name| format!("set up cluster {name}")))
@@ -55,7 +77,8 @@ impl Message {
                         "{} deployment {} ({}), change {} by {}",
                         entry.workflow, entry.name, entry.application, entry.sequence, entry.author.name
                     )
-                }));
+                }))
+                .chain(self.restored.iter().map(Restored::text));
             for line in lines.take(LISTED) {
                 let _ = writeln!(text, "- {line}");
             }
@@ -63,8 +86,11 @@ impl Message {
                 let _ = writeln!(text, "- and {} more", total - LISTED);
             }
         }
-        if !self.entries.is_empty() {
+        if !self.entries.is_empty() || !self.restored.is_empty() {
             text.push('\n');
+        }
+        for restored in &self.restored {
+            let _ = writeln!(text, "Styrmin-Restored: {}", restored.path);
         }
         for entry in &self.entries {
             let _ = write!(
@@ -78,6 +104,10 @@ impl Message {
 
     fn subject(&self) -> String {
         match (&self.entries[..], &self.environments[..], &self.clusters[..]) {
+            ([], [], []) => match &self.restored[..] {
+                [only] => capitalised(&only.text()),
+                all => format!("Put back {} files that others changed", all.len()),
+            },
             ([entry], [], []) => {
                 format!("{} deployment {} ({})", capitalised(&entry.workflow), entry.name, entry.application)
             }

@@ -12,6 +12,9 @@
 //!      └── rows leave, tasks move (one transaction) ◄── the commit is in the remote's history
 //! ```
 //!
+//! Before it plans, it reads what others committed below our folders since it last looked ([`Reading`]) and hands that
+//! to `changes` ([`People`]): it finds what differs, and decides nothing about it.
+//!
 //! Whether a push worked is decided by reading the remote's history, never by the push's answer.
 //! What must never enter: what a change means (that is `changes`), a work tree, a forced push.
 
@@ -20,6 +23,7 @@ mod host;
 mod location;
 mod message;
 mod mirror;
+mod reader;
 mod splice;
 mod template;
 mod writer;
@@ -29,32 +33,114 @@ pub use host::Host;
 pub use location::{Location, LocationProblem, overlap};
 pub use message::{Entry, Message};
 pub use mirror::Mirror;
+pub use reader::{Content, Entry as CommitEntry, Finding, Reading};
 pub use splice::{Edit, Edits, Signature, commit, splice};
-pub use writer::{WriterSettings, Writers};
+pub use template::environment as environment_files;
+pub use writer::{WriterSettings, Writers, driver_files};
 
-use crate::store::Target;
-use std::collections::HashSet;
+use crate::store::{Cluster, Target};
+use async_trait::async_trait;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::Notify;
+use std::time::Duration;
+use tokio::sync::{Notify, broadcast};
+use tokio_util::sync::CancellationToken;
+
+/// Is told what others committed. It records all of it, or fails: then it is read again.
+#[async_trait]
+pub trait People: Send + Sync {
+    /// Files in the folders of these clusters differ from when the branch was read before.
+    async fn found(
+        &self,
+        target: &Target,
+        clusters: &HashMap<String, Cluster>,
+        reading: &Reading,
+    ) -> anyhow::Result<()>;
+    /// It is time to look at what waits for somebody.
+    async fn look(&self, target: &Target) -> anyhow::Result<()>;
+}
 
 /// Tells the writers that something waits. Losing a notice costs time only: they also look by
 /// themselves.
 #[derive(Debug, Clone, Default)]
 pub struct Wake {
-    targets: Arc<Mutex<HashSet<Target>>>,
+    /// With whether somebody may have pushed.
+    targets: Arc<Mutex<BTreeMap<Target, bool>>>,
     notify: Arc<Notify>,
 }
 
 impl Wake {
     /// Something waits for this repository.
     pub fn target(&self, target: &Target) {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner).insert(target.clone());
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner).entry(target.clone()).or_default();
+        self.notify.notify_one();
+    }
+
+    /// Somebody may have pushed to this repository.
+    pub fn look(&self, target: &Target) {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner).insert(target.clone(), true);
         self.notify.notify_one();
     }
 
     /// Waits for notices and takes them all.
-    async fn take(&self) -> HashSet<Target> {
+    async fn take(&self) -> BTreeMap<Target, bool> {
         self.notify.notified().await;
         std::mem::take(&mut self.targets.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Tells those who wait for it that something was pushed. Losing a notice costs time only.
+#[derive(Debug, Clone)]
+pub struct Pushes {
+    sender: broadcast::Sender<Target>,
+    stop: CancellationToken,
+}
+
+impl Pushes {
+    /// Until `stop` nobody waits in vain.
+    #[must_use]
+    pub fn new(stop: CancellationToken) -> Self {
+        Self { sender: broadcast::channel(PUSHES_KEPT).0, stop }
+    }
+
+    /// Something was pushed here.
+    pub fn tell(&self, target: &Target) {
+        // An error says that nobody waits.
+        let _ = self.sender.send(target.clone());
+    }
+
+    /// From now on.
+    #[must_use]
+    pub fn listen(&self) -> Listener {
+        Listener { receiver: self.sender.subscribe(), stop: self.stop.clone() }
+    }
+}
+
+/// Notices that slow listeners may be behind; then they look by themselves.
+const PUSHES_KEPT: usize = 256;
+
+/// Hears of pushes.
+#[derive(Debug)]
+pub struct Listener {
+    receiver: broadcast::Receiver<Target>,
+    stop: CancellationToken,
+}
+
+impl Listener {
+    /// Waits for a push to `target`; `false`: there was none within `limit`, or the server stops.
+    pub async fn pushed(&mut self, target: &Target, limit: Duration) -> bool {
+        let heard = async {
+            loop {
+                match self.receiver.recv().await {
+                    Ok(other) if other != *target => {}
+                    Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => return true,
+                    Err(broadcast::error::RecvError::Closed) => return false,
+                }
+            }
+        };
+        tokio::select! {
+            () = self.stop.cancelled() => false,
+            heard = tokio::time::timeout(limit, heard) => heard.unwrap_or(false),
+        }
     }
 }

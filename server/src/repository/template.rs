@@ -39,7 +39,7 @@ pub(super) fn cluster(row: &Cluster, url: &str) -> anyhow::Result<Edits> {
 ///
 /// # Errors
 /// When an object cannot be written as YAML.
-pub(super) fn environment(row: &Environment, prefix: &str) -> anyhow::Result<Edits> {
+pub fn environment(row: &Environment, prefix: &str) -> anyhow::Result<Edits> {
     let id: EnvironmentId = row.id.parse().map_err(anyhow::Error::msg).context("stored environment")?;
     let mut objects = vec![objects::environment_namespace(&id, &row.name)];
     let mut edits = Edits::new();

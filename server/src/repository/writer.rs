@@ -4,16 +4,16 @@
 //! history says. So a kill at any point costs one round and nothing else.
 
 use super::git::{GitError, Remote};
-use super::message::{Entry, Message};
+use super::message::{Entry, Message, Restored};
 use super::mirror::Mirror;
 use super::splice::{Edit, Edits, Signature};
-use super::{Host, Wake, template};
+use super::{Host, People, Pushes, Wake, template};
 use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::secrets::{ServerKey, credentials_place};
 use crate::store::{
-    Batch, BatchRows, BatchState, Cluster, InstancePlace, InstanceToWrite, Millis, OutboxKind, OutboxRow, Person,
-    Pushed, Store, StoreError, Target, Task,
+    Batch, BatchRows, BatchState, Cluster, EditState, GitEdit, InstancePlace, InstanceToWrite, Millis, OutboxKind,
+    OutboxRow, Person, Pushed, Store, StoreError, Target, Task,
 };
 use crate::tasks::machine::{self, Event};
 use crate::{faults, metrics};
@@ -23,6 +23,7 @@ use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use styrmin_renderer::canonical;
 use styrmin_renderer::driver::Driver;
@@ -34,10 +35,14 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, info, info_span, warn};
 
+/// How the repositories of this server are called.
+const EMBEDDED: &str = "embedded:";
 /// Most outbox rows of one commit.
 const BATCH_MAX: i64 = 20_000;
 /// Longest time to gather changes between two commits.
 const GATHER_MAX: Duration = Duration::from_millis(500);
+/// How long an idle writer gathers what comes together with the change that woke it.
+const GATHER_FIRST: Duration = Duration::from_millis(50);
 /// How often writers look although nobody woke them.
 const LOOK: Duration = Duration::from_secs(30);
 /// After how many moved tips in a row a writer pauses: then it is not people who are in the way.
@@ -54,6 +59,8 @@ pub struct WriterSettings {
     pub public_url: String,
     /// Time limit of one Git command.
     pub git_limit: Duration,
+    /// How often a repository elsewhere is looked at although nobody told of a push.
+    pub poll: Duration,
     /// First pause after a failed round; it doubles.
     pub retry_first: Duration,
     /// Longest pause after failed rounds.
@@ -76,21 +83,40 @@ pub struct Writers {
     pub host: Host,
     /// Notices of new rows.
     pub wake: Wake,
+    /// Told of every push.
+    pub pushes: Pushes,
+    /// Told what others commit.
+    pub people: Arc<dyn People>,
     /// Settings.
     pub settings: WriterSettings,
 }
 
+/// Wakes one writer.
+#[derive(Default)]
+struct Bell {
+    notify: Notify,
+    /// Somebody may have pushed.
+    look: AtomicBool,
+}
+
+impl Bell {
+    fn ring(&self, look: bool) {
+        self.look.fetch_or(look, Ordering::Relaxed);
+        self.notify.notify_one();
+    }
+}
+
 impl Writers {
-    /// Runs a writer for each repository that has something to write, until `stop`.
+    /// Runs a writer for each repository, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let mut writers: HashMap<Target, Arc<Notify>> = HashMap::new();
+        let mut writers: HashMap<Target, Arc<Bell>> = HashMap::new();
         let mut tasks = JoinSet::new();
         loop {
             match self.store.targets().await {
                 Ok(targets) => {
                     for target in targets {
-                        let notify = writers.entry(target.clone()).or_insert_with(|| {
-                            let notify = Arc::new(Notify::new());
+                        writers.entry(target.clone()).or_insert_with(|| {
+                            let bell = Arc::new(Bell::default());
                             let writer = Writer {
                                 span: info_span!("repository", repository = target.repository, branch = target.branch),
                                 target,
@@ -99,12 +125,14 @@ impl Writers {
                                 tip: None,
                                 moved: 0,
                                 gather: None,
+                                bell: Arc::clone(&bell),
+                                looked: None,
                             };
                             let span = writer.span.clone();
-                            tasks.spawn(writer.run(Arc::clone(&notify), stop.clone()).instrument(span));
-                            notify
+                            tasks.spawn(writer.run(stop.clone()).instrument(span));
+                            bell.ring(true);
+                            bell
                         });
-                        notify.notify_one();
                     }
                 }
                 Err(error) => error!(%error, "the repository writers cannot read what waits"),
@@ -120,9 +148,9 @@ impl Writers {
                     () = tokio::time::sleep(LOOK) => break,
                 };
                 let mut unknown = false;
-                for target in woken {
+                for (target, look) in woken {
                     match writers.get(&target) {
-                        Some(notify) => notify.notify_one(),
+                        Some(bell) => bell.ring(look),
                         None => unknown = true,
                     }
                 }
@@ -180,6 +208,9 @@ struct Writer {
     moved: u32,
     /// How long to gather changes before the next round: as long as the last push took.
     gather: Option<Duration>,
+    bell: Arc<Bell>,
+    /// When the branch was last looked at for what others committed.
+    looked: Option<tokio::time::Instant>,
 }
 
 /// What one commit shall do.
@@ -197,7 +228,8 @@ struct Work {
 }
 
 impl Writer {
-    async fn run(mut self, notify: Arc<Notify>, stop: CancellationToken) {
+    async fn run(mut self, stop: CancellationToken) {
+        let bell = Arc::clone(&self.bell);
         let mut pause = self.shared.settings.retry_first;
         loop {
             let wait = match self.round().await {
@@ -221,7 +253,7 @@ impl Writer {
                     pause = self.shared.settings.retry_first;
                     tokio::select! {
                         () = stop.cancelled() => return,
-                        () = notify.notified() => {}
+                        () = bell.notify.notified() => tokio::time::sleep(GATHER_FIRST).await,
                         () = tokio::time::sleep(LOOK) => self.tip = None,
                     }
                     continue;
@@ -268,17 +300,33 @@ impl Writer {
         let store = Arc::clone(&self.shared.store);
         let rows = store.outbox(&self.target, BATCH_MAX).await?;
         let open = store.open_batches(&self.target).await?;
-        if rows.is_empty() && open.iter().all(|batch| batch.state == BatchState::Abandoned) {
+        let is_idle = rows.is_empty() && open.iter().all(|batch| batch.state == BatchState::Abandoned);
+        let look = self.is_time_to_look().await?;
+        if is_idle && !look {
             return Ok(Outcome::Idle);
         }
         let clusters = self.connect().await?;
         let mirror = self.mirror.clone().context("no mirror")?;
+        if look {
+            self.tip = None;
+        }
         let tip = match self.tip.take() {
             Some(tip) => tip,
             None => mirror.fetch().await?,
         };
-        faults::point("after-fetch");
+        if !is_idle {
+            faults::point("after-fetch");
+        }
         if self.settle(&mirror, tip, &open).await? {
+            self.tip = Some(tip);
+            return Ok(Outcome::Again);
+        }
+        if look {
+            self.shared.people.look(&self.target).await?;
+            self.looked = Some(tokio::time::Instant::now());
+        }
+        if self.read(&mirror, tip, &clusters).await? || look {
+            // What follows from it waits in the outbox.
             self.tip = Some(tip);
             return Ok(Outcome::Again);
         }
@@ -344,6 +392,9 @@ impl Writer {
                     "pushed"
                 );
                 self.moved = 0;
+                if new_tip != Some(commit) {
+                    self.bell.ring(true);
+                }
                 self.tip = Some(new_tip);
                 self.gather = Some(started.elapsed().min(GATHER_MAX));
                 return Ok(Outcome::Again);
@@ -366,6 +417,53 @@ impl Writer {
             }
             tip = new_tip;
         }
+    }
+
+    /// Whether others may have committed something.
+    async fn is_time_to_look(&self) -> Result<bool> {
+        let is_due = |every| self.looked.is_none_or(|looked| looked.elapsed() >= every);
+        if self.bell.look.swap(false, Ordering::Relaxed) || is_due(self.shared.settings.poll) {
+            return Ok(true);
+        }
+        // A look at a repository of this server costs nothing.
+        let Some(cluster) = self.target.repository.strip_prefix(EMBEDDED).filter(|_| is_due(LOOK)) else {
+            return Ok(false);
+        };
+        let (host, cluster, branch) = (self.shared.host.clone(), cluster.to_owned(), self.target.branch.clone());
+        let tip = spawn_blocking(move || host.tip(&cluster, &branch)).await.context("embedded repository")?;
+        Ok(tip.map(|id| id.to_string()) != self.shared.store.head(&self.target).await?)
+    }
+
+    /// Reads what others committed since the last time; `false`: nothing.
+    async fn read(&self, mirror: &Mirror, tip: Option<Oid>, clusters: &HashMap<String, Cluster>) -> Result<bool> {
+        let store = &self.shared.store;
+        let (base, tip) = match (store.head(&self.target).await?, tip) {
+            (None, None) => return Ok(false),
+            (Some(base), None) => {
+                return Err(anyhow::anyhow!(
+                    "the branch \"{}\" is not there any more; push it again, it was at {base}",
+                    self.target.branch
+                )
+                .into());
+            }
+            (None, Some(tip)) => {
+                store.set_head(&self.target, &tip.to_string()).await?;
+                return Ok(false);
+            }
+            (Some(base), Some(tip)) if base == tip.to_string() => return Ok(false),
+            (Some(base), Some(tip)) => (base, tip),
+        };
+        let folders = clusters.values().flat_map(|cluster| {
+            ["environments", "cluster", "charts"].map(|folder| layout::below(&cluster.path, folder))
+        });
+        let (reader, folders) = (mirror.clone(), folders.collect::<Vec<_>>());
+        let reading = spawn_blocking(move || reader.reading(&base, tip, &folders));
+        let reading = reading.await.context("the commits of others could not be read")??;
+        self.shared.people.found(&self.target, clusters, &reading).await?;
+        faults::point(faults::READING);
+        store.set_head(&self.target, &reading.tip.id).await?;
+        self.shared.pushes.tell(&self.target);
+        Ok(true)
     }
 
     /// The work as a commit on `tip`; `None` when it changes nothing.
@@ -449,7 +547,13 @@ impl Writer {
             };
             match store.finish_batch(&pushed).await {
                 Err(StoreError::Conflict) => {}
-                other => return Ok(other?),
+                Err(error) => return Err(error.into()),
+                Ok(()) => {
+                    if revision.is_some() {
+                        self.shared.pushes.tell(&self.target);
+                    }
+                    return Ok(());
+                }
             }
         }
         Err(StoreError::Conflict.into())
@@ -541,8 +645,18 @@ impl Writer {
     ) -> Result<Work> {
         let mut work = Work::default();
         let mut instance_rows: HashMap<String, i64> = HashMap::new();
+        let mut restores = Vec::new();
         for row in rows {
             match row.kind {
+                OutboxKind::Restore => {
+                    work.rows.outbox.push(row.id);
+                    let edit = self.shared.store.edit(&row.subject_id).await?;
+                    let Some(edit) = edit.filter(|edit| edit.state == EditState::Restoring) else { continue };
+                    if !row.author_name.is_empty() {
+                        work.authors.push(Person { name: row.author_name, email: row.author_email });
+                    }
+                    restores.push(edit);
+                }
                 OutboxKind::Cluster => {
                     work.rows.outbox.push(row.id);
                     let Some(cluster) = clusters.get(&row.subject_id) else { continue };
@@ -626,8 +740,88 @@ impl Writer {
                 work.edits.extend(driver_files(driver, prefix)?);
             }
         }
+        for edit in restores {
+            self.restore(&mut work, edit, clusters).await?;
+        }
         Ok(work)
     }
+
+    /// Adds what was there before somebody's edit, unless the work says otherwise already.
+    async fn restore(&self, work: &mut Work, edit: GitEdit, clusters: &HashMap<String, Cluster>) -> Result<()> {
+        let Some(cluster) = clusters.get(&edit.cluster_id) else { return Ok(()) };
+        let mut name = edit.path.clone();
+        let files = match &edit.deployment_id {
+            Some(id) => {
+                let committed = self.shared.store.committed_instance(id).await?;
+                let ids: Vec<String> = committed.into_iter().map(|instance| instance.id).collect();
+                let Some(item) = self.shared.store.instances_to_write(&ids).await?.pop() else { return Ok(()) };
+                name = format!("deployment {}", item.deployment_name);
+                let files = deployment_files(&item, &folder(&item, clusters)?);
+                // Anywhere else its document has no business.
+                if files.contains_key(&edit.path) { files } else { Edits::from([(edit.path.clone(), Edit::Remove)]) }
+            }
+            None => self.shared_files(&edit.path, cluster).await?,
+        };
+        for (path, file) in files {
+            work.edits.entry(path).or_insert(file);
+        }
+        work.rows.restored.push(edit.id.clone());
+        work.message.restored.push(Restored {
+            name,
+            path: edit.path.clone(),
+            commit: edit.commit_id.clone(),
+            author: edit.author(),
+        });
+        Ok(())
+    }
+
+    /// What a file that is no deployment's shall hold.
+    async fn shared_files(&self, path: &str, cluster: &Cluster) -> Result<Edits> {
+        let inside = path.strip_prefix(&cluster.path).unwrap_or(path).trim_start_matches('/');
+        let parts: Vec<&str> = inside.split('/').collect();
+        let mut files = match parts.as_slice() {
+            ["environments", id, ..] | ["cluster", "environments", id] => {
+                let id = id.strip_suffix(".yaml").unwrap_or(id);
+                match self.shared.store.environment(id).await? {
+                    Some(row) => template::environment(&row, &cluster.path)?,
+                    None => Edits::new(),
+                }
+            }
+            _ => {
+                let catalog = self.shared.drivers.catalog();
+                let mut files = Edits::new();
+                for driver in catalog.by_digest.values() {
+                    let all = driver_files(driver, &cluster.path)?;
+                    if all.contains_key(path) {
+                        files = all;
+                        break;
+                    }
+                }
+                files
+            }
+        };
+        files.retain(|known, _| known == path);
+        for file in files.values_mut() {
+            if let Edit::Keep(text) = file {
+                *file = Edit::Write(std::mem::take(text));
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// The files of an instance's deployment: written, or gone.
+fn deployment_files(item: &InstanceToWrite, folder: &str) -> Edits {
+    let instance = &item.instance;
+    let files = [(layout::DEPLOYMENT_FILE, &instance.document), (layout::SECRETS_FILE, &instance.secrets_file)];
+    let edit = |(name, content): (&str, &Option<String>)| {
+        let edit = match content {
+            Some(text) if instance.document.is_some() => Edit::Write(text.clone()),
+            _ => Edit::Remove,
+        };
+        (format!("{folder}/{name}"), edit)
+    };
+    files.into_iter().map(edit).collect()
 }
 
 fn folder(item: &InstanceToWrite, clusters: &HashMap<String, Cluster>) -> anyhow::Result<String> {
@@ -683,15 +877,7 @@ fn place_instance(work: &mut Work, item: &InstanceToWrite, place: &Place<'_>) {
     // A removal that finds nothing, while an earlier push may still arrive: only a commit on this
     // tip makes sure that it cannot.
     work.anyway |= absent;
-    for (name, content) in
-        [(layout::DEPLOYMENT_FILE, &instance.document), (layout::SECRETS_FILE, &instance.secrets_file)]
-    {
-        let edit = match content {
-            Some(text) if instance.document.is_some() => Edit::Write(text.clone()),
-            _ => Edit::Remove,
-        };
-        work.edits.insert(format!("{}/{name}", place.folder), edit);
-    }
+    work.edits.extend(deployment_files(item, place.folder));
     work.rows.instances.push(instance.id.clone());
     work.message.entries.push(Entry {
         instance: instance.id.clone(),
@@ -706,7 +892,10 @@ fn place_instance(work: &mut Work, item: &InstanceToWrite, place: &Place<'_>) {
 }
 
 /// The driver's ConfigMap and its chart, unless they are there: both are named by content.
-fn driver_files(driver: &Driver, prefix: &str) -> std::result::Result<Edits, anyhow::Error> {
+///
+/// # Errors
+/// When an object cannot be written as YAML.
+pub fn driver_files(driver: &Driver, prefix: &str) -> anyhow::Result<Edits> {
     let mut edits = Edits::new();
     let map = yaml::to_string(&objects::driver_config_map(driver))?;
     edits.insert(layout::below(prefix, &layout::driver_file(driver.name(), &driver.digest)), Edit::Keep(map));

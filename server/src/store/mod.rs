@@ -167,6 +167,67 @@ text_enum! {
         Phase = "phase",
         /// The operator put something back.
         Drift = "drift",
+        /// Somebody changed its files in the repository.
+        Edited = "edited",
+    }
+}
+
+text_enum! {
+    /// What the server does about what people change in a cluster's repository.
+    EditPolicy {
+        /// What a deployment's configuration can say becomes a change of the deployment; anything else is put
+        /// back.
+        Adopt = "adopt",
+        /// Everything is put back.
+        Restore = "restore",
+        /// It stays as it is until somebody decides.
+        Hold = "hold",
+    }
+}
+
+text_enum! {
+    /// What somebody did to a file of ours.
+    EditKind {
+        /// Other content of a deployment.
+        Changed = "changed",
+        /// The content of an earlier instance.
+        Reverted = "reverted",
+        /// A deployment's file is gone.
+        Removed = "removed",
+        /// The file of a deployment that was removed is there again.
+        Returned = "returned",
+        /// A deployment's file lies somewhere else.
+        Moved = "moved",
+        /// A deployment's file is empty.
+        Emptied = "emptied",
+        /// A deployment's file cannot be read, or is another object.
+        Broken = "broken",
+        /// Another secrets file.
+        Secrets = "secrets",
+        /// A file of an environment, a driver or a chart.
+        Other = "other",
+        /// The branch does not lead on from where it was.
+        Rewound = "rewound",
+    }
+}
+
+text_enum! {
+    /// What became of an edit.
+    EditState {
+        /// It runs as Flux applied it, and changes of its deployment wait until somebody decides.
+        Held = "held",
+        /// A removal that waits for somebody to confirm it; the application runs on.
+        Waiting = "waiting",
+        /// It became a change of the deployment.
+        Adopted = "adopted",
+        /// It is being put back.
+        Restoring = "restoring",
+        /// It was put back.
+        Restored = "restored",
+        /// Something newer took its place.
+        Superseded = "superseded",
+        /// There is nothing to do about it.
+        Noted = "noted",
     }
 }
 
@@ -199,6 +260,8 @@ text_enum! {
         Environment = "environment",
         /// One instance, or the absence of its deployment.
         Instance = "instance",
+        /// What was there before somebody's edit.
+        Restore = "restore",
     }
 }
 
@@ -279,6 +342,11 @@ pub struct Cluster {
     pub credentials: Option<Vec<u8>>,
     /// age recipient for secrets of this cluster.
     pub age_recipient: Option<String>,
+    /// What is done about people's edits.
+    #[sqlx(try_from = "String")]
+    pub edit_policy: EditPolicy,
+    /// How many removals at once are taken over without asking.
+    pub removal_threshold: i64,
     /// When it was made.
     pub created_at: Millis,
 }
@@ -578,6 +646,62 @@ pub struct TimelineEntry {
     pub task_id: Option<String>,
 }
 
+/// What somebody changed in a cluster's repository, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct GitEdit {
+    /// UUID.
+    pub id: String,
+    /// The cluster.
+    pub cluster_id: String,
+    /// The deployment whose file it is.
+    pub deployment_id: Option<String>,
+    /// The file, in the repository; empty for the branch as a whole.
+    pub path: String,
+    /// What was done.
+    #[sqlx(try_from = "String")]
+    pub kind: EditKind,
+    /// What became of it.
+    #[sqlx(try_from = "String")]
+    pub state: EditState,
+    /// The commit that made it.
+    pub commit_id: String,
+    /// The commit's author.
+    pub author_name: String,
+    /// The commit's author.
+    pub author_email: String,
+    /// From which commit to which the branch was read when it was found: `<commit>..<commit>`.
+    pub reading: String,
+    /// What the file holds since; `None`: it is gone, or no text.
+    pub content: Option<String>,
+    /// What it means and what follows, for people.
+    pub message: Option<String>,
+    /// The task that took it over.
+    pub task_id: Option<String>,
+    /// When it was found.
+    pub created_at: Millis,
+    /// When it was clear what becomes of it.
+    pub decided_at: Option<Millis>,
+}
+
+impl GitEdit {
+    /// The commit's author.
+    #[must_use]
+    pub fn author(&self) -> Person {
+        Person { name: self.author_name.clone(), email: self.author_email.clone() }
+    }
+}
+
+/// Which edits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EditScope<'a> {
+    /// Of one cluster.
+    Cluster(&'a str),
+    /// Of one deployment.
+    Deployment(&'a str),
+    /// Those of one cluster that are held or wait.
+    Open(&'a str),
+}
+
 /// Which tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskScope<'a> {
@@ -650,6 +774,9 @@ pub struct BatchRows {
     pub instances: Vec<String>,
     /// Instances that it leaves out for newer ones.
     pub superseded: Vec<String>,
+    /// Edits that it puts back.
+    #[serde(default)]
+    pub restored: Vec<String>,
 }
 
 /// A driver version, by content.
@@ -721,6 +848,8 @@ pub struct Change {
     pub target: Target,
     /// The fan-out that it is part of: it is not written before that has ended.
     pub fan_out: Option<String>,
+    /// The edit of the repository that it takes over.
+    pub edit: Option<GitEdit>,
     /// Who changes.
     pub author: Person,
     /// When.
@@ -911,7 +1040,7 @@ pub struct Report {
 /// What the answer to a report says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Confirmations {
-    /// The newest commit of ours in the cluster's repository and branch.
+    /// The newest commit that is known in the cluster's repository and branch.
     pub newest_revision: Option<String>,
     /// Id and UID of the StyrminDeployments that are being deleted because somebody asked for it.
     pub deletions: Vec<(String, String)>,
@@ -935,7 +1064,7 @@ pub trait Store: Send + Sync {
 
     /// Adds a cluster, its agent's token and the request for its skeleton.
     async fn insert_cluster(&self, cluster: &Cluster, agent: &Token, author: &Person) -> Result<()>;
-    /// Replaces configuration and recipient of a cluster whose version is still that of the row, and begins
+    /// Replaces configuration, recipient and policies of a cluster whose version is still that of the row, and begins
     /// the fan-out.
     async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()>;
     /// One cluster by id or name.
@@ -1014,7 +1143,28 @@ pub trait Store: Send + Sync {
     /// there were.
     async fn forget(&self, before: Millis, keep: i64, limit: i64) -> Result<usize>;
 
-    /// Repositories with something to write or to find out.
+    /// How far the branch was read: the last commit that is known with all it holds.
+    async fn head(&self, target: &Target) -> Result<Option<String>>;
+    /// The branch was read up to this commit.
+    async fn set_head(&self, target: &Target, commit: &str) -> Result<()>;
+    /// The newest instance of a deployment that is in the repository.
+    async fn committed_instance(&self, deployment: &str) -> Result<Option<Instance>>;
+    /// Stores edits as they are now, with what follows: those to put back get an outbox row, held ones keep back
+    /// the changes of their deployment, earlier open ones of the same file end.
+    async fn record_edits(&self, edits: &[GitEdit], target: &Target, author: &Person) -> Result<()>;
+    /// Ends the open edits of files that are as we wrote them again.
+    async fn close_edits(&self, cluster: &str, paths: &[String], now: Millis) -> Result<()>;
+    /// One edit by id.
+    async fn edit(&self, id: &str) -> Result<Option<GitEdit>>;
+    /// Edits, newest first, older than an id.
+    async fn edits(&self, scope: EditScope<'_>, before: Option<&str>, limit: i64) -> Result<Vec<GitEdit>>;
+    /// Files of a cluster that were found in a reading.
+    async fn edits_of(&self, cluster: &str, reading: &str) -> Result<Vec<String>>;
+    /// Removals that wait although nothing is left in the cluster since before `before`: somebody confirmed them
+    /// on the object.
+    async fn confirmed_removals(&self, target: &Target, before: Millis) -> Result<Vec<GitEdit>>;
+
+    /// Repositories of clusters, and those with something to write or to find out.
     async fn targets(&self) -> Result<Vec<Target>>;
     /// Waiting rows of one repository, oldest first; without those of fan-outs that have not ended.
     async fn outbox(&self, target: &Target, limit: i64) -> Result<Vec<OutboxRow>>;

@@ -4,10 +4,10 @@
 use super::{BEGIN, Db, for_share};
 use crate::store::{
     After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
-    DeploymentPlace, DriverVersion, Environment, FanOut, FanOutLevel, Instance, InstanceOutcome, InstancePlace,
-    InstanceToWrite, LastReport, Lifecycle, Millis, OutboxKind, OutboxRow, Person, Pushed, Report, Result, RunningTask,
-    Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store, StoreError, Target, Task, TaskScope,
-    TimelineEntry, Token, TokenKind, Untouched,
+    DeploymentPlace, DriverVersion, EditScope, EditState, Environment, FanOut, FanOutLevel, GitEdit, Instance,
+    InstanceOutcome, InstancePlace, InstanceToWrite, LastReport, Lifecycle, Millis, OutboxKind, OutboxRow, Person,
+    Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store, StoreError,
+    Target, Task, TaskScope, TimelineEntry, Token, TokenKind, Untouched,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
@@ -99,7 +99,7 @@ async fn insert_outbox(
     now: i64,
 ) -> Result<()> {
     sqlx::query(
-        "INSERT INTO outbox (repository, branch, kind, subject_id, author_name, author_email, created_at, fan_out_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        "INSERT INTO outbox (repository, branch, kind, subject_id, author_name, author_email, created_at, fan_out_id, edit_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, (SELECT MIN(x.id) FROM instances i JOIN edits x ON x.deployment_id = i.deployment_id WHERE i.id = $4 AND x.state = 'held'))",
     )
     .bind(&target.repository)
     .bind(&target.branch)
@@ -467,6 +467,53 @@ async fn record_all(tx: &mut Tx, report: &Report) -> Result<()> {
     Ok(())
 }
 
+/// Stores an edit as it is now. Earlier open ones of the same file end: what they found is not there any more.
+async fn record_edit(tx: &mut Tx, row: &GitEdit) -> Result<()> {
+    sqlx::query(
+        "UPDATE edits SET state = 'superseded', decided_at = $3 WHERE cluster_id = $1 AND path = $2 AND id <> $4 AND state IN ('held', 'waiting', 'restoring')",
+    )
+    .bind(&row.cluster_id)
+    .bind(&row.path)
+    .bind(row.created_at)
+    .bind(&row.id)
+    .execute(&mut **tx)
+    .await?;
+    sqlx::query(
+        "INSERT INTO edits (id, cluster_id, deployment_id, path, kind, state, commit_id, author_name, author_email, reading, content, message, task_id, created_at, decided_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) ON CONFLICT (id) DO UPDATE SET state = excluded.state, message = excluded.message, task_id = excluded.task_id, decided_at = excluded.decided_at",
+    )
+    .bind(&row.id)
+    .bind(&row.cluster_id)
+    .bind(&row.deployment_id)
+    .bind(&row.path)
+    .bind(row.kind.as_str())
+    .bind(row.state.as_str())
+    .bind(&row.commit_id)
+    .bind(&row.author_name)
+    .bind(&row.author_email)
+    .bind(&row.reading)
+    .bind(&row.content)
+    .bind(&row.message)
+    .bind(&row.task_id)
+    .bind(row.created_at)
+    .bind(row.decided_at)
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+/// Waiting changes of a deployment are kept back while an edit of it is held, and no longer. The row of the
+/// deployment is taken first, as every change does: none slips through between.
+async fn hold_back(tx: &mut Tx, deployment: &str) -> Result<()> {
+    sqlx::query("UPDATE deployments SET version = version WHERE id = $1").bind(deployment).execute(&mut **tx).await?;
+    sqlx::query(
+        "UPDATE outbox SET edit_id = (SELECT MIN(id) FROM edits WHERE deployment_id = $1 AND state = 'held') WHERE kind = 'instance' AND subject_id IN (SELECT id FROM instances WHERE deployment_id = $1 AND state = 'pending')",
+    )
+    .bind(deployment)
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
 /// Rows of a fan-out are held back until it ends: none may come after that.
 async fn check_fan_out(tx: &mut Tx, fan_out: Option<&String>) -> Result<()> {
     let Some(id) = fan_out else { return Ok(()) };
@@ -518,6 +565,10 @@ async fn store_change(tx: &mut Tx, change: &Change) -> Result<Deployment> {
     if let Some((instance, task)) = &change.instance {
         insert_instance(tx, instance).await?;
         insert_task(tx, task).await?;
+        if let Some(edit) = &change.edit {
+            record_edit(tx, &GitEdit { task_id: Some(task.id.clone()), ..edit.clone() }).await?;
+            hold_back(tx, &row.id).await?;
+        }
         let outbox = (OutboxKind::Instance, instance.id.as_str());
         insert_outbox(tx, &change.target, outbox, change.fan_out.as_ref(), &change.author, change.now).await?;
     }
@@ -555,7 +606,7 @@ impl Store for SqlStore {
     async fn insert_cluster(&self, cluster: &Cluster, agent: &Token, author: &Person) -> Result<()> {
         let mut tx = self.begin().await?;
         sqlx::query(
-            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipient, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipient, created_at, edit_policy, removal_threshold) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
         )
         .bind(&cluster.id)
         .bind(&cluster.name)
@@ -568,6 +619,8 @@ impl Store for SqlStore {
         .bind(&cluster.credentials)
         .bind(&cluster.age_recipient)
         .bind(cluster.created_at)
+        .bind(cluster.edit_policy.as_str())
+        .bind(cluster.removal_threshold)
         .execute(&mut *tx)
         .await
         .map_err(taken)?;
@@ -581,12 +634,14 @@ impl Store for SqlStore {
     async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(
-            "UPDATE clusters SET config = $3, age_recipient = $4, version = version + 1 WHERE id = $1 AND version = $2",
+            "UPDATE clusters SET config = $3, age_recipient = $4, edit_policy = $5, removal_threshold = $6, version = version + 1 WHERE id = $1 AND version = $2",
         )
         .bind(&cluster.id)
         .bind(cluster.version)
         .bind(Json(&cluster.config))
         .bind(&cluster.age_recipient)
+        .bind(cluster.edit_policy.as_str())
+        .bind(cluster.removal_threshold)
         .execute(&mut *tx)
         .await?;
         one(done.rows_affected())?;
@@ -676,7 +731,7 @@ impl Store for SqlStore {
         let _turn = self.turn().await?;
         let mut tx = self.begin().await?;
         check_fan_out(&mut tx, change.fan_out.as_ref()).await?;
-        let row = store_change(&mut tx, change).await?;
+        let row = store_change(&mut tx, change).await.map_err(again)?;
         tx.commit().await?;
         Ok(row)
     }
@@ -865,7 +920,7 @@ impl Store for SqlStore {
     ) -> Result<Vec<TimelineEntry>> {
         let (at, key) = before.unwrap_or((i64::MAX, String::new()));
         Ok(sqlx::query_as(
-            "SELECT * FROM (SELECT t.created_at AS at, '1/' || t.id AS key, 'asked' AS kind, t.workflow AS title, CAST(NULL AS TEXT) AS message, t.id AS task_id FROM tasks t WHERE t.deployment_id = $1 UNION ALL SELECT s.ended_at, '2/' || t.id, 'committed', COALESCE(i.revision, ''), s.message, t.id FROM tasks t JOIN task_steps s ON s.task_id = t.id JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND s.position = 0 AND s.state = 'succeeded' AND s.ended_at IS NOT NULL UNION ALL SELECT t.ended_at, '4/' || t.id, 'ended', t.state, t.message, t.id FROM tasks t WHERE t.deployment_id = $1 AND t.ended_at IS NOT NULL UNION ALL SELECT o.at, '3/' || o.id, o.kind, o.title, o.message, CAST(NULL AS TEXT) FROM observations o WHERE o.deployment_id = $1) entries WHERE at < $2 OR (at = $2 AND key < $3) ORDER BY at DESC, key DESC LIMIT $4",
+            "SELECT * FROM (SELECT t.created_at AS at, '1/' || t.id AS key, 'asked' AS kind, t.workflow AS title, CAST(NULL AS TEXT) AS message, t.id AS task_id FROM tasks t WHERE t.deployment_id = $1 UNION ALL SELECT s.ended_at, '2/' || t.id, 'committed', COALESCE(i.revision, ''), s.message, t.id FROM tasks t JOIN task_steps s ON s.task_id = t.id JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND s.position = 0 AND s.state = 'succeeded' AND s.ended_at IS NOT NULL UNION ALL SELECT t.ended_at, '4/' || t.id, 'ended', t.state, t.message, t.id FROM tasks t WHERE t.deployment_id = $1 AND t.ended_at IS NOT NULL UNION ALL SELECT o.at, '3/' || o.id, o.kind, o.title, o.message, CAST(NULL AS TEXT) FROM observations o WHERE o.deployment_id = $1 UNION ALL SELECT x.created_at, '0/' || x.id, 'edited', x.kind, 'Commit ' || x.commit_id || ' by ' || x.author_name || ' <' || x.author_email || '>, ' || x.state || COALESCE(': ' || x.message, ''), x.task_id FROM edits x WHERE x.deployment_id = $1) entries WHERE at < $2 OR (at = $2 AND key < $3) ORDER BY at DESC, key DESC LIMIT $4",
         )
         .bind(deployment)
         .bind(at)
@@ -894,6 +949,7 @@ impl Store for SqlStore {
         for query in [
             "DELETE FROM observations WHERE id IN (SELECT id FROM observations WHERE at < $1 LIMIT $2)",
             "DELETE FROM fan_outs WHERE id IN (SELECT id FROM fan_outs WHERE ended_at < $1 LIMIT $2)",
+            "DELETE FROM edits WHERE id IN (SELECT id FROM edits WHERE created_at < $1 AND state NOT IN ('held', 'waiting', 'restoring') LIMIT $2)",
         ] {
             let done = sqlx::query(query).bind(before).bind(limit).execute(&mut *tx).await?;
             most = most.max(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX));
@@ -904,15 +960,119 @@ impl Store for SqlStore {
 
     async fn targets(&self) -> Result<Vec<Target>> {
         Ok(sqlx::query_as(
-            "SELECT repository, branch FROM outbox WHERE fan_out_id IS NULL UNION SELECT repository, branch FROM batches WHERE state = 'prepared'",
+            "SELECT repository, branch FROM clusters UNION SELECT repository, branch FROM outbox UNION SELECT repository, branch FROM batches",
         )
+        .fetch_all(&self.reader)
+        .await?)
+    }
+
+    async fn head(&self, target: &Target) -> Result<Option<String>> {
+        Ok(sqlx::query_scalar(
+            "SELECT commit_id FROM heads WHERE repository = $1 AND branch = $2 UNION ALL SELECT revision FROM revisions WHERE repository = $1 AND branch = $2 AND NOT EXISTS (SELECT 1 FROM heads WHERE repository = $1 AND branch = $2)",
+        )
+        .bind(&target.repository)
+        .bind(&target.branch)
+        .fetch_optional(&self.reader)
+        .await?)
+    }
+
+    async fn set_head(&self, target: &Target, commit: &str) -> Result<()> {
+        sqlx::query(
+            "INSERT INTO heads (repository, branch, commit_id) VALUES ($1, $2, $3) ON CONFLICT (repository, branch) DO UPDATE SET commit_id = excluded.commit_id",
+        )
+        .bind(&target.repository)
+        .bind(&target.branch)
+        .bind(commit)
+        .execute(&self.writer)
+        .await?;
+        Ok(())
+    }
+
+    async fn committed_instance(&self, deployment: &str) -> Result<Option<Instance>> {
+        Ok(sqlx::query_as(
+            "SELECT * FROM instances WHERE deployment_id = $1 AND revision IS NOT NULL ORDER BY sequence DESC LIMIT 1",
+        )
+        .bind(deployment)
+        .fetch_optional(&self.reader)
+        .await?)
+    }
+
+    async fn record_edits(&self, edits: &[GitEdit], target: &Target, author: &Person) -> Result<()> {
+        let mut tx = self.begin().await?;
+        for edit in edits {
+            record_edit(&mut tx, edit).await?;
+            if edit.state == EditState::Restoring {
+                let row = (OutboxKind::Restore, edit.id.as_str());
+                insert_outbox(&mut tx, target, row, None, author, edit.created_at).await?;
+            }
+            if let Some(deployment) = &edit.deployment_id {
+                hold_back(&mut tx, deployment).await?;
+            }
+        }
+        Ok(tx.commit().await?)
+    }
+
+    async fn close_edits(&self, cluster: &str, paths: &[String], now: Millis) -> Result<()> {
+        let mut tx = self.begin().await?;
+        for path in paths {
+            let closed: Vec<Option<String>> = sqlx::query_scalar(
+                "UPDATE edits SET state = 'superseded', decided_at = $3 WHERE cluster_id = $1 AND path = $2 AND state IN ('held', 'waiting', 'restoring') RETURNING deployment_id",
+            )
+            .bind(cluster)
+            .bind(path)
+            .bind(now)
+            .fetch_all(&mut *tx)
+            .await?;
+            for deployment in closed.iter().flatten() {
+                hold_back(&mut tx, deployment).await?;
+            }
+        }
+        Ok(tx.commit().await?)
+    }
+
+    async fn edit(&self, id: &str) -> Result<Option<GitEdit>> {
+        Ok(sqlx::query_as("SELECT * FROM edits WHERE id = $1").bind(id).fetch_optional(&self.reader).await?)
+    }
+
+    async fn edits(&self, scope: EditScope<'_>, before: Option<&str>, limit: i64) -> Result<Vec<GitEdit>> {
+        let (query, of) = match scope {
+            EditScope::Cluster(id) => {
+                ("SELECT * FROM edits WHERE cluster_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3", id)
+            }
+            EditScope::Deployment(id) => {
+                ("SELECT * FROM edits WHERE deployment_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3", id)
+            }
+            EditScope::Open(id) => (
+                "SELECT * FROM edits WHERE cluster_id = $1 AND state IN ('held', 'waiting') AND id < $2 ORDER BY id DESC LIMIT $3",
+                id,
+            ),
+        };
+        let found = sqlx::query_as(query).bind(of).bind(before.unwrap_or("g")).bind(limit);
+        Ok(found.fetch_all(&self.reader).await?)
+    }
+
+    async fn edits_of(&self, cluster: &str, reading: &str) -> Result<Vec<String>> {
+        Ok(sqlx::query_scalar("SELECT path FROM edits WHERE cluster_id = $1 AND reading = $2")
+            .bind(cluster)
+            .bind(reading)
+            .fetch_all(&self.reader)
+            .await?)
+    }
+
+    async fn confirmed_removals(&self, target: &Target, before: Millis) -> Result<Vec<GitEdit>> {
+        Ok(sqlx::query_as(
+            "SELECT x.* FROM clusters c JOIN edits x ON x.cluster_id = c.id JOIN reports r ON r.cluster_id = c.id WHERE c.repository = $1 AND c.branch = $2 AND x.state IN ('waiting', 'held') AND x.kind IN ('removed', 'moved', 'emptied') AND x.created_at < $3 AND r.reported_at > x.created_at AND x.deployment_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM statuses s WHERE s.deployment_id = x.deployment_id AND s.snapshot = 'deployments')",
+        )
+        .bind(&target.repository)
+        .bind(&target.branch)
+        .bind(before)
         .fetch_all(&self.reader)
         .await?)
     }
 
     async fn outbox(&self, target: &Target, limit: i64) -> Result<Vec<OutboxRow>> {
         Ok(sqlx::query_as(
-            "SELECT * FROM outbox WHERE repository = $1 AND branch = $2 AND fan_out_id IS NULL ORDER BY id LIMIT $3",
+            "SELECT * FROM outbox WHERE repository = $1 AND branch = $2 AND fan_out_id IS NULL AND edit_id IS NULL ORDER BY id LIMIT $3",
         )
         .bind(&target.repository)
         .bind(&target.branch)
@@ -927,7 +1087,7 @@ impl Store for SqlStore {
 
     async fn waiting_instances(&self, target: &Target, limit: i64) -> Result<Vec<InstancePlace>> {
         Ok(sqlx::query_as(
-            "SELECT i.id AS id, i.deployment_id AS deployment_id, i.sequence AS sequence, d.last_sequence AS last_sequence FROM (SELECT id, kind, subject_id FROM outbox WHERE repository = $1 AND branch = $2 AND fan_out_id IS NULL ORDER BY id LIMIT $3) o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.kind = 'instance'",
+            "SELECT i.id AS id, i.deployment_id AS deployment_id, i.sequence AS sequence, d.last_sequence AS last_sequence FROM (SELECT id, kind, subject_id FROM outbox WHERE repository = $1 AND branch = $2 AND fan_out_id IS NULL AND edit_id IS NULL ORDER BY id LIMIT $3) o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.kind = 'instance'",
         )
         .bind(&target.repository)
         .bind(&target.branch)
@@ -1050,6 +1210,15 @@ impl Store for SqlStore {
             .bind(commit)
             .execute(&mut *tx)
             .await?;
+            // All that lies between the commit and what it was made on is ours.
+            sqlx::query(
+                "UPDATE heads SET commit_id = $3 WHERE repository = $1 AND branch = $2 AND commit_id = (SELECT base FROM batches WHERE commit_id = $3)",
+            )
+            .bind(&pushed.target.repository)
+            .bind(&pushed.target.branch)
+            .bind(commit)
+            .execute(&mut *tx)
+            .await?;
             // Abandoned commits of ours cannot turn up after this one: they were made on a tip that
             // is history now, and nothing of ours is ever forced.
             sqlx::query(
@@ -1083,7 +1252,18 @@ impl Store for SqlStore {
                 .execute(&mut *tx)
                 .await?;
         }
+        for id in &pushed.rows.restored {
+            sqlx::query("UPDATE edits SET state = 'restored' WHERE id = $1 AND state = 'restoring'")
+                .bind(id)
+                .execute(&mut *tx)
+                .await?;
+        }
         for task in &pushed.tasks {
+            // Its files are as we write them: a removal that waits for a word is over.
+            sqlx::query("UPDATE edits SET state = 'superseded' WHERE deployment_id = $1 AND state = 'waiting'")
+                .bind(&task.deployment_id)
+                .execute(&mut *tx)
+                .await?;
             update_task(&mut tx, task).await?;
         }
         Ok(tx.commit().await?)
@@ -1213,12 +1393,13 @@ impl Store for SqlStore {
     }
 
     async fn confirmations(&self, cluster: &str) -> Result<Confirmations> {
-        let newest_revision = sqlx::query_scalar(
-            "SELECT r.revision FROM clusters c JOIN revisions r ON r.repository = c.repository AND r.branch = c.branch WHERE c.id = $1",
+        let newest_revision: Option<Option<String>> = sqlx::query_scalar(
+            "SELECT COALESCE(h.commit_id, r.revision) FROM clusters c LEFT JOIN revisions r ON r.repository = c.repository AND r.branch = c.branch LEFT JOIN heads h ON h.repository = c.repository AND h.branch = c.branch WHERE c.id = $1",
         )
         .bind(cluster)
         .fetch_optional(&self.reader)
         .await?;
+        let newest_revision = newest_revision.flatten();
         let deletions = sqlx::query_as(
             "SELECT s.deployment_id, s.uid FROM statuses s JOIN deployments d ON d.id = s.deployment_id WHERE s.cluster_id = $1 AND s.snapshot = 'deployments' AND s.deleting AND d.lifecycle = 'deleting' ORDER BY s.deployment_id",
         )

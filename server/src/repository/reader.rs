@@ -1,0 +1,213 @@
+//! What others did to our files: which of them differ between two commits, what they hold now, and who did it.
+//!
+//! It reads the copy of the repository and knows nothing of deployments. What our own commits changed is among what
+//! it finds; who asks compares it with what was written.
+
+use super::mirror::Mirror;
+use git2::{Commit, Delta, DiffOptions, ErrorCode, ObjectType, Oid, Repository, Sort, Tree};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Largest file that is read: a StyrminDeployment is smaller.
+const FILE_MAX: usize = 4 << 20;
+/// Most commits that are looked through for who changed a file.
+const COMMITS_MAX: usize = 5_000;
+/// Longest name and email that are taken from a commit.
+const PERSON_MAX: usize = 200;
+
+/// What a branch holds now that it did not hold when it was read before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reading {
+    /// The commit that it was read at before.
+    pub base: String,
+    /// The commit now.
+    pub tip: Entry,
+    /// The branch does not lead on from `base`.
+    pub rewound: bool,
+    /// `base` is not known any more: every file is listed, and what is gone is not.
+    pub whole: bool,
+    /// Files that differ, by path.
+    pub findings: Vec<Finding>,
+}
+
+impl Reading {
+    /// Names the reading: what was found in it is found once.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}..{}", self.base, self.tip.id)
+    }
+}
+
+/// One file that differs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Its path in the repository.
+    pub path: String,
+    /// What it holds now.
+    pub content: Content,
+    /// The commit that did it, as far as can be told.
+    pub commit: Entry,
+}
+
+/// What a file holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// It is not there.
+    Absent,
+    /// Text.
+    Text(String),
+    /// Too large, no text, or no file.
+    Other,
+}
+
+impl Content {
+    /// The text, if it is one.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Absent | Self::Other => None,
+        }
+    }
+}
+
+/// One commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its id.
+    pub id: String,
+    /// Its author's name; never empty, in one line.
+    pub name: String,
+    /// Its author's email.
+    pub email: String,
+}
+
+impl Entry {
+    fn of(commit: &Commit<'_>) -> Self {
+        let author = commit.author();
+        let clean = |bytes: &[u8]| {
+            let text: String = String::from_utf8_lossy(bytes)
+                .chars()
+                .filter(|c| !c.is_control() && !matches!(c, '<' | '>'))
+                .take(PERSON_MAX)
+                .collect();
+            let text = text.trim().to_owned();
+            if text.is_empty() { "unknown".to_owned() } else { text }
+        };
+        Self { id: commit.id().to_string(), name: clean(author.name_bytes()), email: clean(author.email_bytes()) }
+    }
+}
+
+impl Mirror {
+    /// What differs at `tip` from `base` in the folders `below` (`""`: everywhere), without the branch's own
+    /// texts for people.
+    ///
+    /// # Errors
+    /// When an object cannot be read.
+    pub fn reading(&self, base: &str, tip: Oid, below: &[String]) -> Result<Reading, git2::Error> {
+        let repository = Repository::open_bare(self.path())?;
+        let end = repository.find_commit(tip)?;
+        let tree = end.tree()?;
+        let begin = Oid::from_str(base).and_then(|id| repository.find_commit(id));
+        let begin = match begin {
+            Ok(commit) => Some(commit),
+            Err(error) if matches!(error.code(), ErrorCode::NotFound) => None,
+            Err(error) => return Err(error),
+        };
+        let leads_on = match &begin {
+            Some(commit) => tip == commit.id() || repository.graph_descendant_of(tip, commit.id())?,
+            None => false,
+        };
+        let before = begin.as_ref().map(Commit::tree).transpose()?;
+        let paths = differing(&repository, before.as_ref(), &tree, below)?;
+        let authors = attribute(&repository, begin.as_ref().map(Commit::id), tip, below, &paths)?;
+        let tip = Entry::of(&end);
+        let findings = paths
+            .into_iter()
+            .map(|path| {
+                let content = content(&repository, &tree, &path)?;
+                let commit = authors.get(&path).unwrap_or(&tip).clone();
+                Ok(Finding { path, content, commit })
+            })
+            .collect::<Result<_, git2::Error>>()?;
+        Ok(Reading { base: base.to_owned(), tip, rewound: !leads_on, whole: begin.is_none(), findings })
+    }
+}
+
+fn options(below: &[String]) -> DiffOptions {
+    let mut options = DiffOptions::new();
+    options.disable_pathspec_match(true).skip_binary_check(true).context_lines(0);
+    for folder in below.iter().filter(|folder| !folder.is_empty()) {
+        options.pathspec(folder);
+    }
+    options
+}
+
+fn differing(
+    repository: &Repository,
+    before: Option<&Tree<'_>>,
+    after: &Tree<'_>,
+    below: &[String],
+) -> Result<BTreeSet<String>, git2::Error> {
+    let diff = repository.diff_tree_to_tree(before, Some(after), Some(&mut options(below)))?;
+    let mut paths = BTreeSet::new();
+    for delta in diff.deltas() {
+        let file = if delta.status() == Delta::Deleted { delta.old_file() } else { delta.new_file() };
+        // A path that is no text is nothing that we wrote.
+        paths.extend(file.path().and_then(|path| path.to_str()).map(str::to_owned));
+    }
+    Ok(paths)
+}
+
+/// The newest commit that touched each path; merges count only for what none of the merged commits explains.
+fn attribute(
+    repository: &Repository,
+    base: Option<Oid>,
+    tip: Oid,
+    below: &[String],
+    paths: &BTreeSet<String>,
+) -> Result<BTreeMap<String, Entry>, git2::Error> {
+    let mut found = BTreeMap::new();
+    let mut merged = BTreeMap::new();
+    if paths.is_empty() {
+        return Ok(found);
+    }
+    let mut walk = repository.revwalk()?;
+    walk.set_sorting(Sort::TOPOLOGICAL)?;
+    walk.push(tip)?;
+    if let Some(base) = base {
+        walk.hide(base)?;
+    }
+    for id in walk.take(COMMITS_MAX) {
+        if found.len() == paths.len() {
+            break;
+        }
+        let commit = repository.find_commit(id?)?;
+        let parent = commit.parents().next().map(|parent| parent.tree()).transpose()?;
+        let into = if commit.parent_count() > 1 { &mut merged } else { &mut found };
+        for path in differing(repository, parent.as_ref(), &commit.tree()?, below)? {
+            if paths.contains(&path) {
+                into.entry(path).or_insert_with(|| Entry::of(&commit));
+            }
+        }
+    }
+    for (path, entry) in merged {
+        found.entry(path).or_insert(entry);
+    }
+    Ok(found)
+}
+
+fn content(repository: &Repository, tree: &Tree<'_>, path: &str) -> Result<Content, git2::Error> {
+    let entry = match tree.get_path(std::path::Path::new(path)) {
+        Ok(entry) => entry,
+        Err(error) if error.code() == ErrorCode::NotFound => return Ok(Content::Absent),
+        Err(error) => return Err(error),
+    };
+    if entry.kind() != Some(ObjectType::Blob) || entry.filemode() == i32::from(git2::FileMode::Link) {
+        return Ok(Content::Other);
+    }
+    let blob = repository.find_blob(entry.id())?;
+    if blob.size() > FILE_MAX {
+        return Ok(Content::Other);
+    }
+    Ok(String::from_utf8(blob.content().to_vec()).map_or(Content::Other, Content::Text))
+}

@@ -1,0 +1,521 @@
+//! What people change in a repository by hand, as the server sees it: every kind of edit under every policy. The same
+//! with Flux and the operator is in `edits_in_cluster`.
+
+use serde_json::{Value, json};
+use std::time::Duration;
+use styrmin_client::Client;
+use styrmin_renderer::yaml;
+use styrmin_tests::agent::Agent;
+use styrmin_tests::people::Person;
+use styrmin_tests::server::{Api as _, Server};
+use styrmin_tests::{eventually, git};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A cluster whose repository the server hosts, and a person with a clone of it.
+struct World {
+    server: Server,
+    client: Client,
+    cluster: String,
+    environment: String,
+    token: String,
+    pat: Person,
+}
+
+impl World {
+    async fn start(policy: &str, deployments: &[&str]) -> (Self, Vec<String>) {
+        let server = Server::start().await;
+        let client = server.client();
+        let (cluster, token) = client.cluster(json!({ "name": "c", "edits": { "policy": policy } })).await;
+        let environment = client.environment(&cluster, "e").await;
+        let mut ids = Vec::new();
+        for name in deployments {
+            ids.push(client.web(&environment, name).await.0);
+        }
+        server.drained(LIMIT).await;
+        let pat = Person::over_http(&server, &cluster).await;
+        (Self { server, client, cluster, environment, token, pat }, ids)
+    }
+
+    async fn files(&self) -> std::collections::BTreeMap<String, String> {
+        git::files(&self.server.hosted(&self.cluster)).await
+    }
+
+    /// The document of a deployment as the repository has it; `None`: it has none.
+    async fn document(&self, deployment: &str) -> Option<Value> {
+        let end = format!("{deployment}/styrmindeployment.yaml");
+        let files = self.files().await;
+        files.iter().find(|(path, _)| path.ends_with(&end)).map(|(_, text)| yaml::from_str(text).unwrap())
+    }
+
+    async fn look(&self, deployment: &str) -> Value {
+        let query = "query($id: ID!) { deployment(id: $id) { state lifecycle config parameters applicationVersion \
+            newestInstance { id sequence state author { name email } workflow document } \
+            edits { nodes { id kind state message path commit author { name email } task { id state } } } \
+            tasks { nodes { id state workflow message steps { name state message } } } \
+            timeline { nodes { kind title message } } } }";
+        self.client.ok(query, json!({ "id": deployment })).await["deployment"].clone()
+    }
+
+    /// Waits until the newest edit of a deployment came to this state and nothing waits any more; gives the
+    /// deployment.
+    async fn until(&self, deployment: &str, state: &str) -> Value {
+        let found = eventually(&format!("an edit that is {state}"), LIMIT, async || {
+            let found = self.look(deployment).await;
+            if found["edits"]["nodes"][0]["state"] == state { Ok(found) } else { Err(found["edits"].clone()) }
+        })
+        .await;
+        if state != "HELD" {
+            self.server.drained(LIMIT).await;
+            return self.look(deployment).await;
+        }
+        found
+    }
+
+    /// What the repository holds is what the newest instance says.
+    async fn is_whole(&self, deployment: &str) {
+        let look = self.look(deployment).await;
+        let files = self.files().await;
+        let end = format!("{deployment}/styrmindeployment.yaml");
+        let text = files.iter().find(|(path, _)| path.ends_with(&end)).map(|(_, text)| text.as_str());
+        assert_eq!(text, look["newestInstance"]["document"].as_str(), "{deployment}");
+    }
+
+    async fn decide(&self, edit: &Value, decision: &str) -> Result<Value, styrmin_client::ClientError> {
+        let query = "mutation($id: ID!, $d: EditDecision!) { decideEdit(id: $id, decision: $d) { id state message } }";
+        Ok(self.client.execute(query, json!({ "id": edit["id"], "d": decision })).await?["decideEdit"].clone())
+    }
+
+    async fn log(&self) -> String {
+        git::git(&self.server.hosted(&self.cluster), &["log", "--format=%H %an <%ae>%n%B", "main"]).await
+    }
+}
+
+fn paint(document: &mut Value, color: &str) {
+    document["spec"]["context"]["instance"]["config"]["env_vars"]["COLOR"] = json!(color);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_becomes_a_change_of_its_author() {
+    let (world, ids) = World::start("ADOPT", &["shop"]).await;
+    let shop = &ids[0];
+    world.pat.edit(shop, |document| {
+        paint(document, "blue");
+        document["spec"]["context"]["components"]["web"]["replicas"] = json!(3);
+        document["spec"]["context"]["parameters"]["image"] = json!("httpd");
+        document["spec"]["lifecycle"] = json!("stopped");
+        // What nobody can set there.
+        document["spec"]["context"]["deployment"]["name"] = json!("mine");
+        document["metadata"]["labels"]["team"] = json!("a");
+    });
+    let commit = world.pat.push("Blue").await;
+    let found = world.until(shop, "ADOPTED").await;
+    let edit = &found["edits"]["nodes"][0];
+    assert_eq!((&edit["kind"], &edit["commit"]), (&json!("CHANGED"), &json!(commit)));
+    assert_eq!(edit["author"], json!({ "name": "Pat", "email": "pat@example.com" }));
+    let message = edit["message"].as_str().unwrap();
+    for part in
+        ["taken over: ", "context.instance.config.env_vars.COLOR", "put back: context.deployment.name", "metadata"]
+    {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(found["config"], json!({ "env_vars": { "COLOR": "blue" }, "components": { "web": { "replicas": 3 } } }));
+    assert_eq!((&found["parameters"]["image"], &found["lifecycle"]), (&json!("httpd"), &json!("STOPPED")));
+    assert_eq!(found["newestInstance"]["sequence"], 2);
+    assert_eq!(found["newestInstance"]["author"], json!({ "name": "Pat", "email": "pat@example.com" }));
+    assert_eq!(edit["task"]["id"], found["tasks"]["nodes"][0]["id"]);
+    world.is_whole(shop).await;
+    let document = world.document(shop).await.unwrap();
+    assert_eq!(document["metadata"]["labels"].get("team"), None, "what cannot be said is put back");
+    assert_eq!(document["spec"]["context"]["deployment"]["name"], "shop");
+    // The timeline and the history say who it was.
+    let entries = found["timeline"]["nodes"].as_array().unwrap();
+    let entry = entries.iter().find(|entry| entry["kind"] == "EDITED").expect("an entry of the timeline");
+    assert!(entry["message"].as_str().unwrap().contains("by Pat <pat@example.com>, adopted"), "{entry}");
+    let log = world.log().await;
+    assert!(log.contains("Changed-By: Pat <pat@example.com>"), "{log}");
+    // Nothing comes of it once more.
+    let head = world.pat.git(&["ls-remote", "origin", "main"]).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(world.pat.git(&["ls-remote", "origin", "main"]).await, head);
+    assert_eq!(world.look(shop).await["edits"]["nodes"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revert_takes_the_deployment_back() {
+    let (world, ids) = World::start("ADOPT", &["shop", "other"]).await;
+    let shop = &ids[0];
+    world.client.set_variable(shop, "COLOR", "blue").await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.pat.pull().await;
+    world.pat.git(&["revert", "--no-edit", "HEAD"]).await;
+    world.pat.push("and more").await;
+    let found = world.until(shop, "ADOPTED").await;
+    let edit = &found["edits"]["nodes"][0];
+    assert_eq!((&edit["kind"], &edit["message"]), (&json!("REVERTED"), &json!("back to change 1")));
+    assert_eq!(found["config"], json!({}));
+    assert_eq!(
+        (&found["newestInstance"]["sequence"], &found["newestInstance"]["author"]["name"]),
+        (&json!(3), &json!("Pat"))
+    );
+    world.is_whole(shop).await;
+    assert_eq!(world.look(&ids[1]).await["newestInstance"]["sequence"], 1, "others stay as they are");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_and_a_change_at_the_same_time_both_count() {
+    let (mut world, ids) = World::start("ADOPT", &["shop"]).await;
+    let shop = &ids[0];
+    // The change is accepted while the repository refuses; the person gets in first.
+    let hosted = world.server.hosted(&world.cluster);
+    git::hook(&hosted, "pre-receive", "grep -q Pat /dev/null; [ -n \"$REMOTE_USER\" ]");
+    world.client.set_variable(shop, "SIZE", "xl").await.unwrap();
+    world.pat.edit(shop, |document| paint(document, "blue"));
+    world.pat.push("Blue").await;
+    std::fs::remove_file(hosted.join("hooks/pre-receive")).unwrap();
+    let found = world.until(shop, "ADOPTED").await;
+    assert_eq!(found["config"], json!({ "env_vars": { "COLOR": "blue", "SIZE": "xl" } }));
+    world.is_whole(shop).await;
+    // A server that was away finds what happened meanwhile.
+    world.server.kill().await;
+    let outside = Person::of(hosted.to_str().unwrap()).await;
+    outside.edit(shop, |document| paint(document, "red"));
+    outside.push("Red").await;
+    world.server.up().await;
+    let found = eventually("the edit is found", LIMIT, async || {
+        let found = world.look(shop).await;
+        if found["config"]["env_vars"]["COLOR"] == "red" { Ok(found) } else { Err(found["edits"].clone()) }
+    })
+    .await;
+    assert_eq!(found["config"]["env_vars"]["SIZE"], "xl");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_configuration_can_say_is_put_back_with_the_reason() {
+    let names = ["moved", "renamed", "emptied", "broken", "foreign", "bad", "same"];
+    let (world, ids) = World::start("ADOPT", &names).await;
+    let before = world.files().await;
+    let [moved, renamed, emptied, broken, foreign, bad, same] = ids.try_into().unwrap();
+    let elsewhere = world.client.environment(&world.cluster, "elsewhere").await;
+    world.server.drained(LIMIT).await;
+    world.pat.pull().await;
+    let path = |id: &str| world.pat.path(id);
+    let folder = path(&moved).replace("/styrmindeployment.yaml", "");
+    world.pat.git(&["mv", &folder, &format!("environments/{elsewhere}/s0/{moved}")]).await;
+    let away = path(&renamed).replace("styrmindeployment", "app");
+    world.pat.git(&["mv", &path(&renamed), &away]).await;
+    world.pat.write(&path(&emptied), "");
+    let text = world.pat.read(&path(&broken)).replacen("apiVersion:", "piVersion:", 1);
+    world.pat.write(&path(&broken), &text);
+    world.pat.edit(&foreign, |document| document["spec"]["deploymentId"] = json!("aaaaaaaaaaaa"));
+    world.pat.edit(&bad, |document| document["spec"]["context"]["components"]["web"]["replicas"] = json!("many"));
+    world.pat.edit(&same, |document| document["spec"]["context"]["app"]["name"] = json!("other"));
+    let commit = world.pat.push("A bad day").await;
+    for (id, kind, said) in [
+        (&moved, "MOVED", "one place for ever"),
+        (&renamed, "MOVED", "one place for ever"),
+        (&emptied, "EMPTIED", "an empty file says nothing"),
+        (&broken, "BROKEN", "apiVersion: is missing, not \"styrmin.io/v1alpha1\""),
+        (&foreign, "BROKEN", "line "),
+        (&bad, "CHANGED", "config.components.web.replicas"),
+        (&same, "CHANGED", "put back: context.app.name"),
+    ] {
+        let found = world.until(id, "RESTORED").await;
+        let edits = found["edits"]["nodes"].as_array().unwrap();
+        for edit in edits {
+            assert_eq!((&edit["kind"], &edit["commit"]), (&json!(kind), &json!(commit)), "{edit}");
+            assert!(edit["message"].as_str().unwrap().contains(said), "{edit}");
+        }
+        assert_eq!(found["newestInstance"]["sequence"], 1, "{kind}: a file that is put back is no change");
+    }
+    let after = world.files().await;
+    for (path, text) in &before {
+        assert_eq!(after.get(path), Some(text), "{path}");
+    }
+    assert!(!after.keys().any(|path| path.ends_with("app.yaml") || path.contains(&format!("{elsewhere}/s0/{moved}"))));
+    // The commit says what it does, and names no instance.
+    let log = world.log().await;
+    let restored: Vec<&str> = log.split("Styrmin <").nth(1).unwrap().split("Pat <").next().unwrap().lines().collect();
+    let restored = restored.join("\n");
+    assert!(restored.contains("Put back 9 files that others changed"), "{restored}");
+    assert!(restored.contains("put back deployment emptied, which Pat changed in"), "{restored}");
+    assert_eq!(restored.matches("Styrmin-Restored: ").count(), 9, "{restored}");
+    assert!(!restored.contains("Styrmin-Instance"), "{restored}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_environments_drivers_and_charts_are_put_back_and_files_of_others_left_alone() {
+    let (world, ids) = World::start("ADOPT", &["shop"]).await;
+    let before = world.files().await;
+    let find = |start: &str| before.keys().find(|path| path.starts_with(start)).unwrap().clone();
+    let (driver, chart) = (find("cluster/drivers/"), find("charts/"));
+    let environment = format!("cluster/environments/{}.yaml", world.environment);
+    let keep = format!("environments/{}/s0/keep.yaml", world.environment);
+    world.pat.write(&driver, "kind: Nothing\n");
+    world.pat.write(&environment, "");
+    world.pat.git(&["rm", "--quiet", &keep, &chart]).await;
+    // These are people's own.
+    world.pat.write("README.md", "Ours now.\n");
+    world.pat.write("cluster/extra.yaml", "kind: ConfigMap\n");
+    world.pat.write(&format!("environments/{}/s0/{}/notes.yaml", world.environment, ids[0]), "kind: ConfigMap\n");
+    world.pat.write("flux/styrmin.yaml", "# by hand\n");
+    world.pat.push("Spring cleaning").await;
+    let query = "query($id: ID!) { cluster(id: $id) { edits { nodes { kind state path } } } }";
+    eventually("all of it is put back", LIMIT, async || {
+        let found = world.client.ok(query, json!({ "id": world.cluster })).await["cluster"]["edits"]["nodes"].clone();
+        let is_done = |path: &String| {
+            found.as_array().unwrap().iter().any(|edit| edit["path"] == **path && edit["state"] == "RESTORED")
+        };
+        if [&driver, &environment, &keep, &chart].into_iter().all(is_done) { Ok(()) } else { Err(found) }
+    })
+    .await;
+    let after = world.files().await;
+    for path in [&driver, &environment, &keep, &chart] {
+        assert_eq!(after.get(path), before.get(path), "{path}");
+    }
+    assert_eq!(after["README.md"], "Ours now.\n");
+    assert_eq!(after["flux/styrmin.yaml"], "# by hand\n");
+    assert!(after.contains_key("cluster/extra.yaml") && after.keys().any(|path| path.ends_with("notes.yaml")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_waits_for_a_word() {
+    let (world, ids) = World::start("ADOPT", &["one", "two", "three", "four"]).await;
+    for id in &ids[..3] {
+        let folder = world.pat.path(id).replace("/styrmindeployment.yaml", "");
+        world.pat.git(&["rm", "-r", "--quiet", &folder]).await;
+    }
+    world.pat.push("Not needed").await;
+    let [one, two, three, four] = ids.try_into().unwrap();
+    for id in [&one, &two, &three] {
+        let found = world.until(id, "WAITING").await;
+        assert_eq!(found["edits"]["nodes"][0]["kind"], "REMOVED");
+        assert_eq!((&found["lifecycle"], &found["newestInstance"]["sequence"]), (&json!("RUNNING"), &json!(1)));
+        let said = found["edits"]["nodes"][0]["message"].as_str().unwrap();
+        assert!(said.contains("the application runs on until somebody confirms"), "{said}");
+    }
+    // One is confirmed, one is put back, one is changed by somebody who wants it.
+    let edit = world.look(&one).await["edits"]["nodes"][0].clone();
+    assert_eq!(world.decide(&edit, "ADOPT").await.unwrap()["state"], "ADOPTED");
+    let again = world.decide(&edit, "RESTORE").await.unwrap_err().to_string();
+    assert!(again.contains("only an edit that is held or waits can be decided"), "{again}");
+    let edit = world.look(&two).await["edits"]["nodes"][0].clone();
+    world.decide(&edit, "RESTORE").await.unwrap();
+    world.client.set_variable(&three, "COLOR", "blue").await.unwrap();
+    let found = world.until(&one, "ADOPTED").await;
+    assert_eq!((&found["lifecycle"], &found["state"]), (&json!("DELETING"), &json!("DELETING")));
+    assert_eq!(found["newestInstance"]["author"]["name"], "Pat");
+    assert_eq!(world.document(&one).await, None);
+    world.until(&two, "RESTORED").await;
+    world.is_whole(&two).await;
+    world.until(&three, "SUPERSEDED").await;
+    world.is_whole(&three).await;
+    let log = world.log().await;
+    assert!(log.to_lowercase().contains("put back deployment two, which pat changed in"), "{log}");
+    // Up to the threshold nobody is asked.
+    let query = "mutation($id: ID!) { updateCluster(id: $id, edits: { removalThreshold: 1 }) { cluster { removalThreshold editPolicy } } }";
+    let cluster = world.client.ok(query, json!({ "id": world.cluster })).await["updateCluster"]["cluster"].clone();
+    assert_eq!(cluster, json!({ "removalThreshold": 1, "editPolicy": "ADOPT" }));
+    world.pat.pull().await;
+    world.pat.git(&["rm", "--quiet", &world.pat.path(&four)]).await;
+    world.pat.push("Nor this").await;
+    let found = world.until(&four, "ADOPTED").await;
+    assert_eq!(found["lifecycle"], "DELETING");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_that_was_confirmed_on_the_object_ends_the_deployment() {
+    let (world, ids) = World::start("ADOPT", &["shop"]).await;
+    let shop = &ids[0];
+    let mut agent = Agent::new(&world.server, &world.token, "agent-1", 1);
+    let look = world.look(shop).await;
+    let object = json!({
+        "deploymentId": shop, "uid": "object-1", "namespace": format!("styrmin-env-{}", world.environment),
+        "name": format!("styrmin-{shop}"), "instanceId": look["newestInstance"]["id"], "phase": "Deleting",
+        "displayState": "Error", "message": Value::Null, "specDigest": Value::Null, "observedGeneration": 1,
+        "generation": 1, "deleting": true, "driftCorrections": 0, "conditions": [], "steps": [],
+    });
+    agent.deployments(std::slice::from_ref(&object)).await;
+    world.pat.git(&["rm", "--quiet", &world.pat.path(shop)]).await;
+    world.pat.push("Away").await;
+    world.until(shop, "WAITING").await;
+    agent.deployments(&[object]).await;
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert_eq!(world.look(shop).await["edits"]["nodes"][0]["state"], "WAITING", "the object is still there");
+    agent.deployments(&[]).await;
+    let found = world.until(shop, "ADOPTED").await;
+    assert_eq!(found["lifecycle"], "DELETING");
+    let said = found["edits"]["nodes"][0]["message"].as_str().unwrap();
+    assert!(said.contains("confirmed the removal on the object"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reverted_removal_brings_the_deployment_back() {
+    let (world, ids) = World::start("ADOPT", &["shop"]).await;
+    let shop = &ids[0];
+    world.client.set_variable(shop, "COLOR", "blue").await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.client.delete(shop).await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.pat.pull().await;
+    world.pat.git(&["revert", "--no-edit", "HEAD"]).await;
+    world.pat.push("and more").await;
+    let found = world.until(shop, "ADOPTED").await;
+    assert_eq!(found["edits"]["nodes"][0]["kind"], "RETURNED");
+    assert_eq!((&found["lifecycle"], &found["state"]), (&json!("RUNNING"), &json!("DEPLOYING")));
+    assert_eq!(found["config"], json!({ "env_vars": { "COLOR": "blue" } }));
+    assert_eq!(found["tasks"]["nodes"][1]["state"], "SUPERSEDED", "its end");
+    world.is_whole(shop).await;
+    // When its name is another's by now it goes again.
+    world.client.delete(shop).await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.client.web(&world.environment, "shop").await;
+    world.server.drained(LIMIT).await;
+    world.pat.pull().await;
+    world.pat.git(&["revert", "--no-edit", "HEAD~1"]).await;
+    world.pat.push("and more").await;
+    let found = world.until(shop, "RESTORED").await;
+    let said = found["edits"]["nodes"][0]["message"].as_str().unwrap();
+    assert!(said.contains("has its name now"), "{said}");
+    assert_eq!(world.document(shop).await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn edits_of_a_cluster_that_restores_are_put_back() {
+    let (world, ids) = World::start("RESTORE", &["changed", "reverted", "removed", "returned"]).await;
+    let [changed, reverted, removed, returned] = ids.try_into().unwrap();
+    world.client.set_variable(&reverted, "COLOR", "blue").await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.pat.pull().await;
+    world.client.delete(&returned).await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.pat.pull().await;
+    let before = world.files().await;
+    world.pat.git(&["revert", "--no-commit", "HEAD", "HEAD~1"]).await;
+    world.pat.edit(&changed, |document| paint(document, "red"));
+    world.pat.git(&["rm", "--quiet", &world.pat.path(&removed)]).await;
+    world.pat.push("All kinds").await;
+    for (id, kind) in [(&changed, "CHANGED"), (&reverted, "REVERTED"), (&removed, "REMOVED"), (&returned, "RETURNED")] {
+        let found = world.until(id, "RESTORED").await;
+        assert_eq!(found["edits"]["nodes"][0]["kind"], kind);
+    }
+    assert_eq!(world.files().await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn edits_of_a_cluster_that_holds_wait_for_a_decision() {
+    let names = ["adopted", "restored", "undone", "removed", "broken"];
+    let (world, ids) = World::start("HOLD", &names).await;
+    let [adopted, restored, undone, removed, broken] = ids.try_into().unwrap();
+    for id in [&adopted, &restored, &undone] {
+        world.pat.edit(id, |document| paint(document, "red"));
+    }
+    world.pat.git(&["rm", "--quiet", &world.pat.path(&removed)]).await;
+    world.pat.write(&world.pat.path(&broken), "{");
+    let commit = world.pat.push("Red").await;
+    for id in [&adopted, &restored, &undone, &removed, &broken] {
+        let found = world.until(id, "HELD").await;
+        assert_eq!(found["newestInstance"]["sequence"], 1);
+    }
+    // A change of the deployment waits, and says what for.
+    for id in [&adopted, &restored, &undone] {
+        world.client.set_variable(id, "SIZE", "xl").await.unwrap();
+    }
+    let other = world.client.web(&world.environment, "free").await.0;
+    eventually("another deployment's change is written", LIMIT, async || {
+        world.document(&other).await.map(drop).ok_or("no document")
+    })
+    .await;
+    for id in [&adopted, &restored, &undone] {
+        let found = world.look(id).await;
+        let step = found["tasks"]["nodes"][0]["steps"][0].clone();
+        assert!(step["message"].as_str().is_some_and(|said| said.contains(&commit)), "{step}");
+        assert_eq!(
+            world.document(id).await.unwrap()["spec"]["context"]["instance"]["config"]["env_vars"],
+            json!({ "COLOR": "red" })
+        );
+    }
+    let edit = async |id: &str| world.look(id).await["edits"]["nodes"][0].clone();
+    world.decide(&edit(&adopted).await, "ADOPT").await.unwrap();
+    world.decide(&edit(&restored).await, "RESTORE").await.unwrap();
+    world.decide(&edit(&removed).await, "ADOPT").await.unwrap();
+    let refused = world.decide(&edit(&broken).await, "ADOPT").await.unwrap_err().to_string();
+    assert!(refused.contains("it cannot be adopted: line "), "{refused}");
+    world.decide(&edit(&broken).await, "RESTORE").await.unwrap();
+    // Whoever undoes the edit in Git has decided too.
+    world.pat.pull().await;
+    world.pat.edit(&undone, |document| {
+        document["spec"]["context"]["instance"]["config"].as_object_mut().unwrap().remove("env_vars");
+    });
+    world.pat.push("Not red").await;
+    world.until(&undone, "SUPERSEDED").await;
+    for (id, config) in [
+        (&adopted, json!({ "env_vars": { "COLOR": "red", "SIZE": "xl" } })),
+        (&restored, json!({ "env_vars": { "SIZE": "xl" } })),
+        (&undone, json!({ "env_vars": { "SIZE": "xl" } })),
+    ] {
+        world.server.drained(LIMIT).await;
+        assert_eq!(world.look(id).await["config"], config);
+        world.is_whole(id).await;
+    }
+    assert_eq!(world.look(&removed).await["lifecycle"], "DELETING");
+    world.until(&broken, "RESTORED").await;
+    world.is_whole(&broken).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_after_a_reading_finds_nothing_twice() {
+    let (mut world, ids) = World::start("ADOPT", &["changed", "removed", "emptied"]).await;
+    world.server.kill().await;
+    let outside = Person::of(world.server.hosted(&world.cluster).to_str().unwrap()).await;
+    outside.edit(&ids[0], |document| paint(document, "blue"));
+    outside.git(&["rm", "--quiet", &outside.path(&ids[1])]).await;
+    outside.write(&outside.path(&ids[2]), "");
+    outside.push("Three").await;
+    world.server.set("STYRMIN_FAULT", Some("after-reading"));
+    world.server.launch();
+    world.server.ended().await;
+    world.server.set("STYRMIN_FAULT", None);
+    world.server.up().await;
+    for (id, state) in ids.iter().zip(["ADOPTED", "WAITING", "RESTORED"]) {
+        let found = world.until(id, state).await;
+        assert_eq!(found["edits"]["nodes"].as_array().unwrap().len(), 1, "{found:#}");
+    }
+    assert_eq!(world.look(&ids[0]).await["newestInstance"]["sequence"], 2);
+    world.is_whole(&ids[0]).await;
+    world.is_whole(&ids[2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewound_branch_is_taken_as_it_is() {
+    let (world, ids) = World::start("ADOPT", &["shop", "late"]).await;
+    let [shop, late] = ids.try_into().unwrap();
+    let hosted = world.server.hosted(&world.cluster);
+    let before = world.pat.git(&["rev-parse", "HEAD"]).await.trim().to_owned();
+    world.client.set_variable(&shop, "COLOR", "blue").await.unwrap();
+    world.server.drained(LIMIT).await;
+    git::git(&hosted, &["update-ref", "refs/heads/main", &before]).await;
+    // Nobody told the server; it looks by itself.
+    world.client.set_variable(&late, "SIZE", "xl").await.unwrap();
+    let found = world.until(&shop, "ADOPTED").await;
+    assert_eq!((&found["edits"]["nodes"][0]["kind"], &found["config"]), (&json!("REVERTED"), &json!({})));
+    world.is_whole(&shop).await;
+    world.is_whole(&late).await;
+    let query = "query($id: ID!) { cluster(id: $id) { edits { nodes { kind state message } } } }";
+    let edits = world.client.ok(query, json!({ "id": world.cluster })).await["cluster"]["edits"]["nodes"].clone();
+    let noted = edits.as_array().unwrap().iter().find(|edit| edit["kind"] == "REWOUND").expect("an event");
+    assert_eq!(noted["state"], "NOTED");
+    assert!(noted["message"].as_str().unwrap().contains("taken as it is"), "{noted}");
+    // The branch itself is never made anew from nothing.
+    git::git(&hosted, &["update-ref", "-d", "refs/heads/main"]).await;
+    let task = world.client.set_variable(&shop, "COLOR", "green").await.unwrap().unwrap();
+    eventually("the task says what is wrong", LIMIT, async || {
+        let query = "query($id: ID!) { task(id: $id) { steps { message } } }";
+        let step = world.client.ok(query, json!({ "id": task })).await["task"]["steps"][0].clone();
+        let is_said =
+            step["message"].as_str().is_some_and(|said| said.contains("the branch \"main\" is not there any more"));
+        if is_said { Ok(()) } else { Err(step) }
+    })
+    .await;
+    assert!(!git::succeeds(&hosted, &["rev-parse", "--verify", "--quiet", "main"]).await);
+}
