@@ -39,6 +39,46 @@ pub fn values(old: &Value, new: &Value) -> Vec<Change> {
     changes
 }
 
+/// Longest value in words.
+const VALUE_MAX: usize = 80;
+
+/// What differs between two specs for people, a line each: what somebody sets, not what follows from it.
+#[must_use]
+pub fn words(old: &StyrminDeploymentSpec, new: &StyrminDeploymentSpec) -> Vec<String> {
+    let mut lines: Vec<String> = specs(Some(old), new).iter().filter_map(line).collect();
+    lines.dedup();
+    lines
+}
+
+fn line(change: &Change) -> Option<String> {
+    let field = match change.field.strip_prefix("context.") {
+        Some(rest) if rest.starts_with("parameters.") => rest,
+        Some(rest) => rest.strip_prefix("instance.").filter(|rest| rest.starts_with("config"))?,
+        None if change.field == "driver.digest" => return None,
+        None => &change.field,
+    };
+    let is_secret = |value: &Value| crate::context::SecretRef::read(value).is_some();
+    if change.pointer.contains("/secretRef/") || [&change.old, &change.new].into_iter().flatten().any(is_secret) {
+        let name = field.split(".secretRef").next().unwrap_or(field);
+        // Its name and key do not change; of the fingerprint nobody learns anything.
+        return Some(format!("{name}: another secret"));
+    }
+    Some(match (&change.old, &change.new) {
+        (Some(old), Some(new)) => format!("{field}: {} → {}", short(old), short(new)),
+        (None, Some(new)) => format!("{field}: {}, was not set", short(new)),
+        (Some(old), None) => format!("{field}: not set any more, was {}", short(old)),
+        (None, None) => return None,
+    })
+}
+
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(VALUE_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
 fn compare(old: Option<&Value>, new: Option<&Value>, pointer: String, out: &mut Vec<Change>) {
     if old == new {
         return;
@@ -72,6 +112,43 @@ fn compare(old: Option<&Value>, new: Option<&Value>, pointer: String, out: &mut 
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn words_tell_what_somebody_set_and_no_secret() {
+        let spec = |context: Value, version: &str| -> StyrminDeploymentSpec {
+            serde_json::from_value(json!({
+                "deploymentId": "d23456789012", "instanceId": version, "lifecycle": "running",
+                "driver": { "name": "web", "version": "1.0.0", "digest": version }, "applicationVersion": version,
+                "context": context,
+            }))
+            .unwrap()
+        };
+        let secret =
+            |fingerprint: &str| json!({ "secretRef": { "name": "n", "key": "k", "fingerprint": fingerprint } });
+        let old = json!({
+            "instance": { "config": { "env_vars": { "A": "1", "B": "2" } } },
+            "parameters": { "image": "nginx", "password": secret("f1"), "token": secret("t1") },
+            "components": { "web": { "env_vars": { "A": "1" } } },
+        });
+        let new = json!({
+            "instance": { "config": { "env_vars": { "A": "x".repeat(100), "C": null } } },
+            "parameters": { "image": "nginx", "password": secret("f2") },
+            "components": { "web": { "env_vars": { "A": "3" } } },
+        });
+        let lines = words(&spec(old.clone(), "1"), &spec(new, "2"));
+        assert_eq!(
+            lines,
+            [
+                "applicationVersion: \"1\" → \"2\"".to_owned(),
+                format!("config.env_vars.A: \"1\" → \"{}…", "x".repeat(79)),
+                "config.env_vars.B: not set any more, was \"2\"".to_owned(),
+                "config.env_vars.C: null, was not set".to_owned(),
+                "parameters.password: another secret".to_owned(),
+                "parameters.token: another secret".to_owned(),
+            ]
+        );
+        assert_eq!(words(&spec(old.clone(), "1"), &spec(old, "1")), Vec::<String>::new());
+    }
 
     #[test]
     fn every_leaf_that_differs_is_listed_once() {

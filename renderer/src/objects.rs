@@ -10,7 +10,7 @@ use crate::names::EnvironmentId;
 use crate::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, StyrminDeploymentSpec};
 use crate::values::{self, ValuesError};
 use crate::{canonical, post_render, yaml};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
 /// Keeps kustomize-controller from deleting an object that left Git.
@@ -106,6 +106,21 @@ pub fn flux_root(repository: &Repository) -> [Value; 2] {
         source["spec"]["secretRef"] = json!({ "name": secret });
     }
     [source, kustomization(FLUX_SOURCE, &layout::below(&repository.prefix, "cluster"), false)]
+}
+
+/// Has Flux accept only commits that are signed with one of `keys` (name in the Secret, public key).
+pub fn verify(root: &mut Vec<Value>, secret: &str, keys: Vec<(String, String)>) {
+    for source in root.iter_mut().filter(|object| object["kind"] == "GitRepository") {
+        source["spec"]["verify"] = json!({ "mode": "HEAD", "secretRef": { "name": secret } });
+    }
+    let data: Map<String, Value> = keys.into_iter().map(|(name, key)| (name, key.into())).collect();
+    root.push(json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": { "labels": { MANAGED_BY.0: MANAGED_BY.1 }, "name": secret, "namespace": FLUX_NAMESPACE },
+        // Public keys are no secret; Flux reads them from one.
+        "stringData": data,
+    }));
 }
 
 fn kustomization(name: &str, path: &str, encrypted: bool) -> Value {

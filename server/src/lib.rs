@@ -62,6 +62,9 @@ pub async fn serve(
         }
     };
     let key = Arc::new(key);
+    let path = settings.signing_key.clone().unwrap_or_else(|| settings.data.join("signing.key"));
+    let signer = tokio::task::spawn_blocking(move || repository::Signer::from_file(&path)).await?;
+    let signer = Arc::new(signer.context("setting --signing-key")?);
     let store = store::open(&settings.database()).await.context("setting --database-url")?;
     let token_file = settings.data.join("admin-token");
     auth::first_administrator(store.as_ref(), clock.as_ref(), &settings.administrator(), &token_file).await?;
@@ -85,6 +88,7 @@ pub async fn serve(
         store: Arc::clone(&store),
         drivers: Arc::clone(&drivers),
         key,
+        signer: Arc::clone(&signer),
         clock: Arc::clone(&clock),
         host: host.clone(),
         wake: wake.clone(),
@@ -100,7 +104,7 @@ pub async fn serve(
     let writing = tokio::spawn(writers.run(stop.clone()));
     let fanning_out = tokio::spawn(Arc::clone(&changes).run_fan_outs(stop.clone()));
     let reports = Arc::new(reports::Reports::new(Arc::clone(&store), Arc::clone(&clock), pushes, wake.clone()));
-    let app = api::router(Api { store, changes, reports, drivers, clock, host, wake });
+    let app = api::router(Api { store, changes, reports, drivers, clock, host, wake, signer });
     info!(%address, "listening");
     listening(address);
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());

@@ -32,6 +32,10 @@ pub struct Settings {
     /// made at the first start).
     #[arg(long, env = "STYRMIN_SECRET_KEY", hide_env_values = true)]
     pub secret_key: Option<String>,
+    /// File with the SSH key that signs commits: an OpenSSH private key of the kind Ed25519 without a passphrase
+    /// (default: signing.key in the data folder, made at the first start).
+    #[arg(long, env = "STYRMIN_SIGNING_KEY")]
+    pub signing_key: Option<PathBuf>,
     /// Name on the first administrator's token.
     #[arg(long, env = "STYRMIN_ADMIN_NAME", default_value = "Administrator")]
     pub admin_name: String,

@@ -87,6 +87,12 @@ enum Clusters {
         age_recipient: Option<String>,
         #[command(flatten)]
         edits: EditArgs,
+        /// Has Flux accept only commits that are signed with the server's key or a trusted one.
+        #[arg(long)]
+        verify: bool,
+        /// File with a public key of somebody else whose commits Flux shall accept: people's, and the forge's.
+        #[arg(long, requires = "verify")]
+        trusted_key: Vec<PathBuf>,
     },
     /// Changes a cluster's configuration, and with it the deployments that take values from it.
     Update {
@@ -423,14 +429,31 @@ async fn edits(client: &Client, output: Output, command: Edits) -> anyhow::Resul
 
 async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow::Result<()> {
     match command {
-        Clusters::Create { name, config, git_url, git_branch, git_path, git_username, age_recipient, edits } => {
+        Clusters::Create {
+            name,
+            config,
+            git_url,
+            git_branch,
+            git_path,
+            git_username,
+            age_recipient,
+            edits,
+            verify,
+            trusted_key,
+        } => {
+            let mut keys = Vec::new();
+            for path in &trusted_key {
+                let text = tokio::fs::read_to_string(path).await;
+                keys.push(text.with_context(|| format!("trusted key {}", path.display()))?.trim().to_owned());
+            }
+            let verification = verify.then(|| json!({ "trustedKeys": keys }));
             let git = git_url.map(|url| {
                 let password = std::env::var("STYRMIN_GIT_PASSWORD").ok();
                 json!({ "url": url, "branch": git_branch, "path": git_path, "username": git_username, "password": password })
             });
-            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient, "edits": edits.input() });
+            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient, "edits": edits.input(), "verification": verification });
             let query = format!(
-                "mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken cluster {{ {CLUSTER} }} }} }}"
+                "mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken warnings cluster {{ {CLUSTER} }} }} }}"
             );
             let data = client.execute(&query, json!({ "input": input })).await?;
             show(output, &data["createCluster"])

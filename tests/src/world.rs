@@ -65,12 +65,18 @@ impl World {
 
     /// The same with more drivers: `prepare` gets the server's folder of them.
     pub async fn start_with(prepare: impl FnOnce(&Path)) -> Self {
+        Self::start_as(prepare, json!({})).await
+    }
+
+    /// The same with more in the input of the cluster.
+    pub async fn start_as(prepare: impl FnOnce(&Path), more: Value) -> Self {
         let mut server = Server::new(None);
         prepare(&server.folder.path().join("drivers"));
         let (plane, ()) = tokio::join!(Plane::start_with(Options::default()), server.up());
         let key = age::x25519::Identity::generate();
         let client = server.client();
-        let input = json!({ "name": "c", "config": { "fqdn_suffix": "apps.example.com" }, "ageRecipient": key.to_public().to_string() });
+        let mut input = json!({ "name": "c", "config": { "fqdn_suffix": "apps.example.com" }, "ageRecipient": key.to_public().to_string() });
+        input.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap_or_default());
         let (cluster, token) = client.cluster(input).await;
         let environment = client.environment(&cluster, "e").await;
         server.drained(LIMIT).await;

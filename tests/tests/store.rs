@@ -52,6 +52,7 @@ fn cluster(id: &str, name: &str, path: &str) -> Cluster {
         age_recipient: None,
         edit_policy: EditPolicy::Adopt,
         removal_threshold: 0,
+        trusted_keys: Some(vec!["ssh-ed25519 AAAA".into()]),
         created_at: 5,
     }
 }

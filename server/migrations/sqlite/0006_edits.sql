@@ -41,3 +41,6 @@ ALTER TABLE clusters ADD COLUMN removal_threshold INTEGER NOT NULL DEFAULT 0;
 
 -- A held edit keeps the changes of its deployment back until somebody decides.
 ALTER TABLE outbox ADD COLUMN edit_id TEXT;
+
+-- Public keys of others whose commits Flux accepts beside ours, as a list; NULL: it accepts every commit.
+ALTER TABLE clusters ADD COLUMN trusted_keys TEXT;

@@ -399,6 +399,12 @@ impl Query {
         Ok(api(ctx)?.store.fan_out(&id).await.map_err(failed)?.map(FanOut))
     }
 
+    /// The public key that this server signs commits with, as a line of `authorized_keys`.
+    async fn signing_key(&self, ctx: &Context<'_>) -> Result<String> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.signer.public_key())
+    }
+
     /// One edit of a cluster's repository.
     async fn edit(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Edit>> {
         administrator(ctx)?;
@@ -500,6 +506,17 @@ struct CreateClusterInput {
     age_recipient: Option<String>,
     /// What is done about what people change in its repository.
     edits: Option<EditRulesInput>,
+    /// Has Flux accept only commits that are signed with this server's key or a trusted one.
+    verification: Option<VerificationInput>,
+}
+
+/// Whose commits Flux accepts.
+#[derive(InputObject)]
+struct VerificationInput {
+    /// Public keys of people and of the forge, as lines of `authorized_keys` or armored OpenPGP keys. This
+    /// server's own is always among them.
+    #[graphql(default)]
+    trusted_keys: Vec<String>,
 }
 
 /// What is done about what people change in a cluster's repository.
@@ -731,6 +748,8 @@ struct CreateClusterPayload {
     cluster: Cluster,
     /// Token of its agent, shown this once.
     agent_token: String,
+    /// What will stop something sooner or later.
+    warnings: Vec<String>,
 }
 
 /// A cluster's configuration and its way.
@@ -852,9 +871,11 @@ impl Mutation {
             git,
             age_recipient: input.age_recipient,
             edits: input.edits.into(),
+            trusted_keys: input.verification.map(|verification| verification.trusted_keys),
         };
         let (cluster, agent_token) = api(ctx)?.changes.create_cluster(input, author).await.map_err(refused)?;
-        Ok(CreateClusterPayload { cluster: Cluster(cluster), agent_token })
+        let warnings = changes::cluster_warnings(&cluster);
+        Ok(CreateClusterPayload { cluster: Cluster(cluster), agent_token, warnings })
     }
 
     /// Changes a cluster's configuration and takes it to every deployment that it changes. The same once more

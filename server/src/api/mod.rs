@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::metrics;
 use crate::reports::Reports;
-use crate::repository::{Host, Wake};
+use crate::repository::{Host, Signer, Wake};
 use crate::store::Store;
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -56,6 +56,8 @@ pub struct Api {
     pub host: Host,
     /// Told when somebody pushed to one.
     pub wake: Wake,
+    /// Signs commits.
+    pub signer: Arc<Signer>,
 }
 
 /// All routes.

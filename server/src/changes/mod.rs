@@ -79,6 +79,8 @@ pub struct CreateCluster {
     pub age_recipient: Option<String>,
     /// What is done about people's edits.
     pub edits: EditRules,
+    /// Public keys of others whose commits Flux shall accept beside ours; `None`: it accepts every commit.
+    pub trusted_keys: Option<Vec<String>>,
 }
 
 /// What is done about what people change in a cluster's repository; `None`: as it is, or by default.
@@ -151,6 +153,10 @@ impl Changes {
         check_name("cluster", &input.name)?;
         config::check(&object, Level::Cluster, &input.config)?;
         check_recipient(&object, input.age_recipient.as_deref())?;
+        for (index, key) in input.trusted_keys.iter().flatten().enumerate() {
+            let field = format!("verification.trusted_keys[{index}]");
+            repository::key_suffix(key).map_err(|message| invalid(&object, field, message))?;
+        }
         let id = id();
         let now = self.clock.now();
         let (location, credentials) = match &input.git {
@@ -175,6 +181,7 @@ impl Changes {
             age_recipient: input.age_recipient,
             edit_policy: input.edits.policy.unwrap_or(EditPolicy::Adopt),
             removal_threshold: input.edits.removal_threshold.unwrap_or_default().into(),
+            trusted_keys: input.trusted_keys,
             created_at: now,
         };
         let (text, hash) = auth::new_token(TokenKind::Agent);
@@ -570,6 +577,19 @@ impl Changes {
         let found = self.store.environment(id).await?;
         found.ok_or_else(|| ChangeError::NotFound { kind: "environment", id: id.to_owned() })
     }
+}
+
+/// What people should know of a new cluster before something stops.
+#[must_use]
+pub fn cluster_warnings(cluster: &Cluster) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if cluster.trusted_keys.as_ref().is_some_and(Vec::is_empty) {
+        warnings.push(format!(
+            "cluster \"{}\": verification.trustedKeys: is empty, and Flux looks at the newest commit of the branch only: one of a person, or of a forge that merges, stops everything until Styrmin commits again; add their public keys",
+            cluster.name
+        ));
+    }
+    warnings
 }
 
 /// Resolving and rendering is work for a thread of its own.

@@ -1010,18 +1010,14 @@ pub fn silence(last: Option<Millis>, started: Option<Millis>, now: Millis) -> Op
     last.or(started).filter(|since| now - since > SILENCE)
 }
 
-/// Whether a report says that somebody may have committed something: Flux has a commit that is not known here. An
-/// object that went may be a removal that somebody confirmed.
+/// Whether a report says that somebody may have committed something: Flux has a commit that is not known here.
 fn news_of_people(report: &Report, newest: Option<&str>) -> bool {
     let fetched = |row: &StatusRow| {
         let status = (row.kind == "GitRepository" && row.name == FLUX_SOURCE).then(|| FluxStatus::from_row(row))??;
         status.revision?.rsplit_once(':').map(|(_, commit)| commit.to_owned())
     };
-    match report.snapshot {
-        Snapshot::Flux => report.set.iter().filter_map(fetched).any(|commit| Some(commit.as_str()) != newest),
-        Snapshot::Deployments => !report.remove.is_empty(),
-        Snapshot::Pods => false,
-    }
+    report.snapshot == Snapshot::Flux
+        && report.set.iter().filter_map(fetched).any(|commit| Some(commit.as_str()) != newest)
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ pub struct Entry {
     pub workflow: String,
     /// Who changed.
     pub author: Person,
+    /// What differs from the instance before, a line each.
+    pub changes: Vec<String>,
 }
 
 /// One file that is put back.
@@ -60,6 +62,8 @@ pub struct Message {
 
 /// Most changes that the body lists in words; the trailers name all.
 const LISTED: usize = 100;
+/// Most values that it lists of one change.
+const VALUES: usize = 20;
 
 impl Message {
     /// The text of the commit message.
@@ -68,19 +72,38 @@ impl Message {
         let mut text = self.subject();
         text.push('\n');
         let total = self.clusters.len() + self.environments.len() + self.entries.len() + self.restored.len();
+        let values = |entry: &Entry, indent: &str| {
+            let mut lines: Vec<String> =
+                entry.changes.iter().take(VALUES).map(|line| format!("{indent}- {line}\n")).collect();
+            if entry.changes.len() > VALUES {
+                lines.push(format!("{indent}- and {} more\n", entry.changes.len() - VALUES));
+            }
+            lines.concat()
+        };
+        if let ([entry], 1) = (&self.entries[..], total)
+            && !entry.changes.is_empty()
+        {
+            text.push('\n');
+            text.push_str(&values(entry, ""));
+        }
         if total > 1 {
             text.push('\n');
             let lines = (self.clusters.iter().map(|name| format!("set up cluster {name}")))
                 .chain(self.environments.iter().map(|name| format!("set up environment {name}")))
                 .chain(self.entries.iter().map(|entry| {
                     format!(
-                        "{} deployment {} ({}), change {} by {}",
-                        entry.workflow, entry.name, entry.application, entry.sequence, entry.author.name
+                        "{} deployment {} ({}), change {} by {}\n{}",
+                        entry.workflow,
+                        entry.name,
+                        entry.application,
+                        entry.sequence,
+                        entry.author.name,
+                        values(entry, "  ").trim_end()
                     )
                 }))
                 .chain(self.restored.iter().map(Restored::text));
             for line in lines.take(LISTED) {
-                let _ = writeln!(text, "- {line}");
+                let _ = writeln!(text, "- {}", line.trim_end());
             }
             if total > LISTED {
                 let _ = writeln!(text, "- and {} more", total - LISTED);
@@ -154,15 +177,18 @@ mod tests {
             task: format!("t-{name}"),
             workflow: workflow.into(),
             author: Person { name: person.into(), email: format!("{person}@example.com") },
+            changes: Vec::new(),
         }
     }
 
     #[test]
     fn one_change_is_the_subject() {
-        let message = Message { entries: vec![entry("shop", "update", "Ann")], ..Message::default() };
+        let changes = vec!["config.env_vars.COLOR: \"red\" → \"blue\"".to_owned()];
+        let message =
+            Message { entries: vec![Entry { changes, ..entry("shop", "update", "Ann") }], ..Message::default() };
         assert_eq!(
             message.text(),
-            "Update deployment shop (web 1.0)\n\nStyrmin-Instance: i-shop\nStyrmin-Deployment: d-shop\nStyrmin-Sequence: 7\nStyrmin-Task: t-shop\nChanged-By: Ann <Ann@example.com>\n"
+            "Update deployment shop (web 1.0)\n\n- config.env_vars.COLOR: \"red\" → \"blue\"\n\nStyrmin-Instance: i-shop\nStyrmin-Deployment: d-shop\nStyrmin-Sequence: 7\nStyrmin-Task: t-shop\nChanged-By: Ann <Ann@example.com>\n"
         );
         assert_eq!(message.single_author([]).map(|person| person.name.as_str()), Some("Ann"));
     }
@@ -171,7 +197,14 @@ mod tests {
     fn several_changes_are_counted_and_listed() {
         let message = Message {
             environments: vec!["prod".into()],
-            entries: vec![entry("a", "create", "Ann"), entry("b", "create", "Bob"), entry("c", "delete", "Ann")],
+            entries: vec![
+                entry("a", "create", "Ann"),
+                Entry {
+                    changes: vec!["lifecycle: \"running\" → \"stopped\"".into(); 25],
+                    ..entry("b", "create", "Bob")
+                },
+                entry("c", "delete", "Ann"),
+            ],
             ..Message::default()
         };
         let text = message.text();
@@ -179,6 +212,8 @@ mod tests {
             text.starts_with("Create 2, delete 1 deployments\n\n- set up environment prod\n- create deployment a "),
             "{text}"
         );
+        assert!(text.contains("change 7 by Bob\n  - lifecycle: \"running\" → \"stopped\"\n"), "{text}");
+        assert!(text.contains("  - and 5 more\n- delete deployment c "), "{text}");
         assert_eq!(text.matches("Styrmin-Instance: ").count(), 3);
         assert_eq!(message.single_author([]), None);
     }

@@ -1,7 +1,7 @@
 //! Our bare copy of one remote repository: a cache that can be thrown away at any time.
 
 use super::git::{self, GitError, Remote};
-use super::splice::{self, Edits, Signature};
+use super::splice::{self, Edits, Stamp};
 use git2::{Oid, Repository};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -194,7 +194,6 @@ impl Mirror {
         Ok(true)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all of it is what a commit consists of")]
     /// A commit of `edits` on `tip`; `None` when they change nothing, unless `anyway`.
     ///
     /// # Errors
@@ -204,10 +203,7 @@ impl Mirror {
         tip: Option<Oid>,
         edits: &Edits,
         anyway: bool,
-        message: &str,
-        author: &Signature,
-        committer: &Signature,
-        seconds: i64,
+        stamp: &Stamp<'_>,
     ) -> Result<Option<Oid>, git2::Error> {
         let repository = Repository::open_bare(&self.path)?;
         let base = tip.map(|id| repository.find_commit(id)?.tree()).transpose()?;
@@ -215,6 +211,6 @@ impl Mirror {
         if !anyway && base.as_ref().map(git2::Tree::id) == Some(tree) {
             return Ok(None);
         }
-        splice::commit(&repository, tree, tip, message, author, committer, seconds).map(Some)
+        splice::commit(&repository, tree, tip, stamp).map(Some)
     }
 }

@@ -24,6 +24,7 @@ mod location;
 mod message;
 mod mirror;
 mod reader;
+mod sign;
 mod splice;
 mod template;
 mod writer;
@@ -34,7 +35,8 @@ pub use location::{Location, LocationProblem, overlap};
 pub use message::{Entry, Message};
 pub use mirror::Mirror;
 pub use reader::{Content, Entry as CommitEntry, Finding, Reading};
-pub use splice::{Edit, Edits, Signature, commit, splice};
+pub use sign::{Signer, key_suffix};
+pub use splice::{Edit, Edits, Signature, Stamp, commit, splice};
 pub use template::environment as environment_files;
 pub use writer::{WriterSettings, Writers, driver_files};
 

@@ -1,6 +1,7 @@
 //! Puts changed files into a tree: bare repository, no checkout, no index. Costs what changes,
 //! not what is there.
 
+use super::sign::Signer;
 use git2::{FileMode, ObjectType, Oid, Repository, Time, Tree};
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -26,6 +27,21 @@ pub struct Signature {
     pub name: String,
     /// Email.
     pub email: String,
+}
+
+/// What a commit says besides its tree and parent.
+#[derive(Debug, Clone, Copy)]
+pub struct Stamp<'a> {
+    /// The message.
+    pub message: &'a str,
+    /// Who changed.
+    pub author: &'a Signature,
+    /// Who committed.
+    pub committer: &'a Signature,
+    /// When, in seconds since the Unix epoch.
+    pub seconds: i64,
+    /// Signs it.
+    pub signer: Option<&'a Signer>,
 }
 
 /// From how many edits on objects go into one pack instead of a file each: ten thousand loose
@@ -160,25 +176,24 @@ fn file(
     Ok(Some(id))
 }
 
-/// A commit object on `parent`; no reference is moved. `seconds` since the Unix epoch.
+/// A commit object on `parent`; no reference is moved.
 ///
 /// # Errors
-/// When it cannot be written.
-pub fn commit(
-    repository: &Repository,
-    tree: Oid,
-    parent: Option<Oid>,
-    message: &str,
-    author: &Signature,
-    committer: &Signature,
-    seconds: i64,
-) -> Result<Oid, git2::Error> {
-    let time = Time::new(seconds, 0);
-    let author = git2::Signature::new(&author.name, &author.email, &time)?;
-    let committer = git2::Signature::new(&committer.name, &committer.email, &time)?;
+/// When it cannot be written or signed.
+pub fn commit(repository: &Repository, tree: Oid, parent: Option<Oid>, stamp: &Stamp<'_>) -> Result<Oid, git2::Error> {
+    let time = Time::new(stamp.seconds, 0);
+    let author = git2::Signature::new(&stamp.author.name, &stamp.author.email, &time)?;
+    let committer = git2::Signature::new(&stamp.committer.name, &stamp.committer.email, &time)?;
     let parent = parent.map(|id| repository.find_commit(id)).transpose()?;
     let parents: Vec<&git2::Commit<'_>> = parent.iter().collect();
-    repository.commit(None, &author, &committer, message, &repository.find_tree(tree)?, &parents)
+    let tree = repository.find_tree(tree)?;
+    let Some(signer) = stamp.signer else {
+        return repository.commit(None, &author, &committer, stamp.message, &tree, &parents);
+    };
+    let buffer = repository.commit_create_buffer(&author, &committer, stamp.message, &tree, &parents)?;
+    let signature = signer.sign(&buffer).map_err(|error| git2::Error::from_str(&format!("signature: {error}")))?;
+    let text = std::str::from_utf8(&buffer).map_err(|error| git2::Error::from_str(&format!("commit: {error}")))?;
+    repository.commit_signed(text, &signature, None)
 }
 
 #[cfg(test)]
@@ -232,7 +247,8 @@ mod tests {
                 let base = tree.map(|id| repository.find_tree(id).unwrap());
                 let next = splice_as(&repository, base.as_ref(), &edits, packed).unwrap();
                 let us = Signature { name: "a".into(), email: "a@b".into() };
-                let made = commit(&repository, next, None, "x", &us, &us, 1).unwrap();
+                let stamp = Stamp { message: "x", author: &us, committer: &us, seconds: 1, signer: None };
+                let made = commit(&repository, next, None, &stamp).unwrap();
                 prop_assert!(Repository::open_bare(folder.path()).unwrap().find_commit(made).is_ok());
                 let fresh = Repository::open_bare(folder.path()).unwrap();
                 prop_assert_eq!(read(&fresh, next), expected.clone());

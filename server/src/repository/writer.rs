@@ -6,7 +6,8 @@
 use super::git::{GitError, Remote};
 use super::message::{Entry, Message, Restored};
 use super::mirror::Mirror;
-use super::splice::{Edit, Edits, Signature};
+use super::sign::Signer;
+use super::splice::{Edit, Edits, Signature, Stamp};
 use super::{Host, People, Pushes, Wake, template};
 use crate::clock::Clock;
 use crate::drivers::Drivers;
@@ -29,7 +30,7 @@ use styrmin_renderer::canonical;
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::{DeploymentId, EnvironmentId};
 use styrmin_renderer::spec::{self, Committed};
-use styrmin_renderer::{layout, objects, yaml};
+use styrmin_renderer::{diff, layout, objects, yaml};
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -39,6 +40,8 @@ use tracing::{Instrument as _, error, info, info_span, warn};
 const EMBEDDED: &str = "embedded:";
 /// Most outbox rows of one commit.
 const BATCH_MAX: i64 = 20_000;
+/// Up to how many instances of one commit its message says what differs.
+const DESCRIBED_MAX: usize = 50;
 /// Longest time to gather changes between two commits.
 const GATHER_MAX: Duration = Duration::from_millis(500);
 /// How long an idle writer gathers what comes together with the change that woke it.
@@ -77,6 +80,8 @@ pub struct Writers {
     pub drivers: Arc<Drivers>,
     /// Opens the Git credentials.
     pub key: Arc<ServerKey>,
+    /// Signs commits.
+    pub signer: Arc<Signer>,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// Repositories of this server.
@@ -127,6 +132,7 @@ impl Writers {
                                 gather: None,
                                 bell: Arc::clone(&bell),
                                 looked: None,
+                                asked: None,
                             };
                             let span = writer.span.clone();
                             tasks.spawn(writer.run(stop.clone()).instrument(span));
@@ -211,6 +217,8 @@ struct Writer {
     bell: Arc<Bell>,
     /// When the branch was last looked at for what others committed.
     looked: Option<tokio::time::Instant>,
+    /// When what waits for somebody was last looked at.
+    asked: Option<tokio::time::Instant>,
 }
 
 /// What one commit shall do.
@@ -298,6 +306,10 @@ impl Writer {
 
     async fn round(&mut self) -> Result<Outcome> {
         let store = Arc::clone(&self.shared.store);
+        if self.asked.is_none_or(|asked| asked.elapsed() >= LOOK) {
+            self.shared.people.look(&self.target).await?;
+            self.asked = Some(tokio::time::Instant::now());
+        }
         let rows = store.outbox(&self.target, BATCH_MAX).await?;
         let open = store.open_batches(&self.target).await?;
         let is_idle = rows.is_empty() && open.iter().all(|batch| batch.state == BatchState::Abandoned);
@@ -322,7 +334,6 @@ impl Writer {
             return Ok(Outcome::Again);
         }
         if look {
-            self.shared.people.look(&self.target).await?;
             self.looked = Some(tokio::time::Instant::now());
         }
         if self.read(&mirror, tip, &clusters).await? || look {
@@ -473,10 +484,16 @@ impl Writer {
             || committer.clone(),
             |person| Signature { name: person.name.clone(), email: person.email.clone() },
         );
-        let (mirror, work) = (mirror.clone(), Arc::clone(work));
+        let (mirror, work, signer) = (mirror.clone(), Arc::clone(work), Arc::clone(&self.shared.signer));
         let committed = spawn_blocking(move || {
-            let text = work.message.text();
-            mirror.commit(tip, &work.edits, work.anyway, &text, &author, &committer, now.div_euclid(1000))
+            let stamp = Stamp {
+                message: &work.message.text(),
+                author: &author,
+                committer: &committer,
+                seconds: now.div_euclid(1000),
+                signer: Some(&signer),
+            };
+            mirror.commit(tip, &work.edits, work.anyway, &stamp)
         });
         let commit = committed.await.context("the commit could not be made")??;
         faults::point("after-splice");
@@ -663,7 +680,7 @@ impl Writer {
                     let url = cluster.git_url.clone().unwrap_or_else(|| {
                         format!("{}/git/{}.git", self.shared.settings.public_url.trim_end_matches('/'), cluster.name)
                     });
-                    work.edits.extend(template::cluster(cluster, &url)?);
+                    work.edits.extend(template::cluster(cluster, &url, &self.shared.signer.public_key())?);
                     work.message.clusters.push(cluster.name.clone());
                     work.authors.push(Person { name: row.author_name, email: row.author_email });
                 }
@@ -730,7 +747,13 @@ impl Writer {
                 older: older_ones.get(&item.instance.deployment_id).map_or(&[], Vec::as_slice),
                 rows: &instance_rows,
             };
+            let named = work.message.entries.len();
             place_instance(&mut work, item, &place);
+            if let Some(entry) = work.message.entries.get_mut(named).filter(|_| newest.len() <= DESCRIBED_MAX) {
+                let before = self.shared.store.committed_instance(&entry.deployment).await?;
+                let before = before.filter(|before| before.document.is_some());
+                entry.changes = before.map(|old| diff::words(&old.spec, &item.instance.spec)).unwrap_or_default();
+            }
             let digest = &item.instance.spec.driver.digest;
             if item.instance.document.is_some()
                 && seen.insert((item.cluster_id.clone(), digest.clone()))
@@ -888,6 +911,7 @@ fn place_instance(work: &mut Work, item: &InstanceToWrite, place: &Place<'_>) {
         task: instance.task_id.clone(),
         workflow: instance.workflow.clone(),
         author: Person { name: instance.author_name.clone(), email: instance.author_email.clone() },
+        changes: Vec::new(),
     });
 }
 

@@ -347,6 +347,9 @@ pub struct Cluster {
     pub edit_policy: EditPolicy,
     /// How many removals at once are taken over without asking.
     pub removal_threshold: i64,
+    /// Public keys of others whose commits Flux accepts beside ours; `None`: it accepts every commit.
+    #[sqlx(json(nullable))]
+    pub trusted_keys: Option<Vec<String>>,
     /// When it was made.
     pub created_at: Millis,
 }

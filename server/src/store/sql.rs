@@ -606,7 +606,7 @@ impl Store for SqlStore {
     async fn insert_cluster(&self, cluster: &Cluster, agent: &Token, author: &Person) -> Result<()> {
         let mut tx = self.begin().await?;
         sqlx::query(
-            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipient, created_at, edit_policy, removal_threshold) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipient, created_at, edit_policy, removal_threshold, trusted_keys) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
         )
         .bind(&cluster.id)
         .bind(&cluster.name)
@@ -621,6 +621,7 @@ impl Store for SqlStore {
         .bind(cluster.created_at)
         .bind(cluster.edit_policy.as_str())
         .bind(cluster.removal_threshold)
+        .bind(cluster.trusted_keys.as_ref().map(Json))
         .execute(&mut *tx)
         .await
         .map_err(taken)?;

@@ -19,7 +19,7 @@ use styrmin_renderer::context::{self, Inputs, Named};
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::spec::{self, DriverRef, Lifecycle, StyrminDeploymentSpec};
 use styrmin_renderer::{layout, names, yaml};
-use styrmin_server::repository::{Edit, Edits, Signature, commit, splice};
+use styrmin_server::repository::{Edit, Edits, Signature, Stamp, commit, splice};
 use styrmin_tests::eventually;
 use styrmin_tests::git::{self, Person};
 use styrmin_tests::plane::is_ready;
@@ -136,12 +136,16 @@ async fn repository(folder: &Path, count: usize) -> PathBuf {
     let repository = Repository::init_bare(&path).unwrap();
     let edits: Edits = (0..count).map(|number| (self::path(number), Edit::Write(content(number, 0)))).collect();
     let tree = splice(&repository, None, &edits).unwrap();
-    move_main(&repository, commit(&repository, tree, None, "base", &us(), &us(), 1).unwrap());
+    move_main(&repository, commit(&repository, tree, None, &stamp("base", &us(), 1)).unwrap());
     path
 }
 
 fn us() -> Signature {
     Signature { name: "Styrmin".into(), email: "styrmin@example.com".into() }
+}
+
+fn stamp<'a>(message: &'a str, us: &'a Signature, seconds: i64) -> Stamp<'a> {
+    Stamp { message, author: us, committer: us, seconds, signer: None }
 }
 
 fn move_main(repository: &Repository, id: Oid) {
@@ -165,7 +169,7 @@ fn ours(path: &Path, edits: &Edits, seconds: i64) {
     let tip = repository.refname_to_id("refs/heads/main").unwrap();
     let base = repository.find_commit(tip).unwrap().tree().unwrap();
     let tree = splice(&repository, Some(&base), edits).unwrap();
-    move_main(&repository, commit(&repository, tree, Some(tip), "change", &us(), &us(), seconds).unwrap());
+    move_main(&repository, commit(&repository, tree, Some(tip), &stamp("change", &us(), seconds)).unwrap());
 }
 
 /// The same by `git fast-import`.
