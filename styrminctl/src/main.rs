@@ -79,9 +79,8 @@ enum Clusters {
         /// Folder of the cluster in the repository.
         #[arg(long, requires = "git_url")]
         git_path: Option<String>,
-        /// User for HTTPS; the password is read from STYRMIN_GIT_PASSWORD.
-        #[arg(long, requires = "git_url")]
-        git_username: Option<String>,
+        #[command(flatten)]
+        access: AccessArgs,
         /// age recipient that secrets are encrypted for.
         #[arg(long)]
         age_recipient: Option<String>,
@@ -104,6 +103,8 @@ enum Clusters {
         age_recipient: Option<String>,
         #[command(flatten)]
         edits: EditArgs,
+        #[command(flatten)]
+        access: AccessArgs,
         #[command(flatten)]
         wait: FanOutArgs,
     },
@@ -279,6 +280,47 @@ struct FanOutArgs {
     timeout: u64,
 }
 
+/// What opens a repository elsewhere. A password or token is read from STYRMIN_GIT_PASSWORD.
+#[derive(Debug, Args)]
+struct AccessArgs {
+    /// User for HTTPS; the password is read from STYRMIN_GIT_PASSWORD.
+    #[arg(long)]
+    git_username: Option<String>,
+    /// File with a private key for SSH.
+    #[arg(long)]
+    git_ssh_key: Option<PathBuf>,
+    /// File with the lines of known_hosts that SSH trusts.
+    #[arg(long)]
+    git_known_hosts: Option<PathBuf>,
+    /// File with the certificates of authorities that HTTPS trusts.
+    #[arg(long)]
+    git_ca: Option<PathBuf>,
+    /// URL of a proxy for HTTPS.
+    #[arg(long)]
+    git_proxy: Option<String>,
+}
+
+impl AccessArgs {
+    /// As input of the API; `None`: nothing was said.
+    async fn input(self) -> anyhow::Result<Option<Map<String, Value>>> {
+        let mut input = Map::new();
+        for (name, path) in [("sshKey", &self.git_ssh_key), ("knownHosts", &self.git_known_hosts), ("ca", &self.git_ca)]
+        {
+            if let Some(path) = path {
+                let text = tokio::fs::read_to_string(path).await.with_context(|| path.display().to_string())?;
+                input.insert(name.to_owned(), text.into());
+            }
+        }
+        let password = std::env::var("STYRMIN_GIT_PASSWORD").ok();
+        for (name, value) in [("username", self.git_username), ("password", password), ("proxy", self.git_proxy)] {
+            if let Some(value) = value {
+                input.insert(name.to_owned(), value.into());
+            }
+        }
+        Ok((!input.is_empty()).then_some(input))
+    }
+}
+
 #[derive(Debug, Args)]
 struct EditArgs {
     /// What is done about what people change in the repository by hand.
@@ -435,7 +477,7 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
             git_url,
             git_branch,
             git_path,
-            git_username,
+            access,
             age_recipient,
             edits,
             verify,
@@ -447,10 +489,18 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
                 keys.push(text.with_context(|| format!("trusted key {}", path.display()))?.trim().to_owned());
             }
             let verification = verify.then(|| json!({ "trustedKeys": keys }));
-            let git = git_url.map(|url| {
-                let password = std::env::var("STYRMIN_GIT_PASSWORD").ok();
-                json!({ "url": url, "branch": git_branch, "path": git_path, "username": git_username, "password": password })
-            });
+            let git = match git_url {
+                None => None,
+                Some(url) => {
+                    let mut git = access.input().await?.unwrap_or_default();
+                    git.extend([
+                        ("url".to_owned(), url.into()),
+                        ("branch".to_owned(), git_branch.into()),
+                        ("path".to_owned(), git_path.into()),
+                    ]);
+                    Some(git)
+                }
+            };
             let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient, "edits": edits.input(), "verification": verification });
             let query = format!(
                 "mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken warnings cluster {{ {CLUSTER} }} }} }}"
@@ -458,12 +508,11 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
             let data = client.execute(&query, json!({ "input": input })).await?;
             show(output, &data["createCluster"])
         }
-        Clusters::Update { id, patch, age_recipient, edits, wait } => {
+        Clusters::Update { id, patch, age_recipient, edits, access, wait } => {
             let query = format!(
-                "mutation($id: ID!, $config: ConfigPatch, $recipient: String, $edits: EditRulesInput) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient, edits: $edits) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
+                "mutation($id: ID!, $config: ConfigPatch, $recipient: String, $edits: EditRulesInput, $git: GitAccessInput) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient, edits: $edits, git: $git) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
             );
-            let variables =
-                json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient, "edits": edits.input() });
+            let variables = json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient, "edits": edits.input(), "git": access.input().await? });
             updated(client, output, &client.execute(&query, variables).await?["updateCluster"], &wait).await
         }
         Clusters::Get { id: Some(id) } => {

@@ -15,6 +15,7 @@ pub mod scripted;
 pub mod server;
 pub mod tools;
 pub mod trace;
+pub mod ways;
 pub mod world;
 
 use std::time::{Duration, Instant};

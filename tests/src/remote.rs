@@ -64,6 +64,12 @@ impl Remote {
         format!("http://{}/r.git", self.port.address())
     }
 
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.port.address().parse().unwrap()
+    }
+
     /// Opens the port.
     pub async fn up(&self) {
         let listener = TcpListener::bind(self.port.address()).await.unwrap();

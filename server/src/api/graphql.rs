@@ -8,10 +8,11 @@ use super::objects::{
 };
 use crate::auth::{self, Caller};
 use crate::changes::{
-    self, Changed, CreateCluster, CreateDeployment, Decision, EditRules, GitInput, Request, UpdateDeployment, Wish,
+    self, Changed, CreateCluster, CreateDeployment, Decision, EditRules, GitInput, Request, UpdateCluster,
+    UpdateDeployment, Wish,
 };
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus, Said};
-use crate::secrets::Plain;
+use crate::repository::Access;
 use crate::store::{
     After, AfterStatus, Confirmations, EditPolicy, EditScope, Person, Snapshot, StatusRow, StatusScope, TaskScope,
 };
@@ -489,8 +490,40 @@ struct GitRepositoryInput {
     path: Option<String>,
     /// User for HTTPS.
     username: Option<String>,
-    /// Password or token for HTTPS; stored encrypted, never shown.
+    /// Password or token for HTTPS. This and the keys below are stored encrypted and never shown.
     password: Option<String>,
+    /// Private key for SSH, as OpenSSH or PEM, without a passphrase.
+    ssh_key: Option<String>,
+    /// Lines of `known_hosts`: the only hosts that SSH trusts.
+    known_hosts: Option<String>,
+    /// Certificates of authorities that HTTPS trusts, as PEM.
+    ca: Option<String>,
+    /// URL of a proxy for HTTPS.
+    proxy: Option<String>,
+}
+
+/// Other credentials of a repository. What is not set stays as it is.
+#[derive(InputObject, Default)]
+struct GitAccessInput {
+    /// User for HTTPS.
+    username: Option<String>,
+    /// Password or token for HTTPS.
+    password: Option<String>,
+    /// Private key for SSH.
+    ssh_key: Option<String>,
+    /// Lines of `known_hosts`.
+    known_hosts: Option<String>,
+    /// Certificates of authorities that HTTPS trusts.
+    ca: Option<String>,
+    /// URL of a proxy for HTTPS.
+    proxy: Option<String>,
+}
+
+impl From<GitAccessInput> for Access {
+    fn from(input: GitAccessInput) -> Self {
+        let GitAccessInput { username, password, ssh_key, known_hosts, ca, proxy } = input;
+        Self { username, password, ssh_key, known_hosts, ca, proxy }
+    }
 }
 
 /// A new cluster.
@@ -862,8 +895,14 @@ impl Mutation {
             url: git.url,
             branch: git.branch,
             path: git.path,
-            username: git.username,
-            password: git.password.map(Plain::new),
+            access: Access {
+                username: git.username,
+                password: git.password,
+                ssh_key: git.ssh_key,
+                known_hosts: git.known_hosts,
+                ca: git.ca,
+                proxy: git.proxy,
+            },
         });
         let input = CreateCluster {
             name: input.name,
@@ -887,10 +926,12 @@ impl Mutation {
         config: Option<ConfigPatch>,
         age_recipient: Option<String>,
         edits: Option<EditRulesInput>,
+        git: Option<GitAccessInput>,
     ) -> Result<UpdateClusterPayload> {
         let author = administrator(ctx)?;
         let patch = Wrapped::from(config).0;
-        let updated = api(ctx)?.changes.update_cluster(&id, &patch, age_recipient, edits.into(), author).await;
+        let update = UpdateCluster { age_recipient, edits: edits.into(), access: git.map(Access::from) };
+        let updated = api(ctx)?.changes.update_cluster(&id, &patch, update, author).await;
         let (cluster, fan_out) = updated.map_err(refused)?;
         Ok(UpdateClusterPayload { cluster: Cluster(cluster), fan_out: FanOut(fan_out) })
     }

@@ -25,7 +25,7 @@ pub use request::{CreateDeployment, Request, UpdateDeployment, Wish};
 use crate::clock::{Clock, timestamp};
 use crate::drivers::{Drivers, SelectError};
 use crate::reports::DeploymentStatus;
-use crate::repository::{self, Location, Wake};
+use crate::repository::{self, Access, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
     Cluster, Deployment, DeploymentState, EditPolicy, Environment, FanOut, FanOutLevel, Lifecycle, Person, Snapshot,
@@ -60,10 +60,8 @@ pub struct GitInput {
     pub branch: Option<String>,
     /// Folder of the cluster in the repository.
     pub path: Option<String>,
-    /// User of HTTPS.
-    pub username: Option<String>,
-    /// Password or token of HTTPS.
-    pub password: Option<Plain>,
+    /// What opens it.
+    pub access: Access,
 }
 
 /// A new cluster.
@@ -81,6 +79,17 @@ pub struct CreateCluster {
     pub edits: EditRules,
     /// Public keys of others whose commits Flux shall accept beside ours; `None`: it accepts every commit.
     pub trusted_keys: Option<Vec<String>>,
+}
+
+/// A change of a cluster besides its configuration; `None`: as it is.
+#[derive(Debug, Clone, Default)]
+pub struct UpdateCluster {
+    /// age recipient for secrets.
+    pub age_recipient: Option<String>,
+    /// What is done about people's edits.
+    pub edits: EditRules,
+    /// What opens its repository; fields that are not set stay.
+    pub access: Option<Access>,
 }
 
 /// What is done about what people change in a cluster's repository; `None`: as it is, or by default.
@@ -164,7 +173,7 @@ impl Changes {
             Some(git) => {
                 let location = Location::parse(&git.url, git.branch.as_deref(), git.path.as_deref())
                     .map_err(|problem| invalid(&object, problem.field, problem.message))?;
-                (location, self.seal_credentials(&object, &id, git)?)
+                (location, self.seal_access(&object, &id, &git.url, &git.access)?)
             }
         };
         self.check_place(&object, &location).await?;
@@ -209,19 +218,24 @@ impl Changes {
         Ok((cluster, text))
     }
 
-    fn seal_credentials(&self, object: &str, id: &str, git: &GitInput) -> Result<Option<Vec<u8>>> {
-        match (&git.username, &git.password) {
-            (None, None) => Ok(None),
-            (username, Some(password)) => {
-                let username = username.as_deref().unwrap_or("git");
-                if username.contains([':', '\n']) {
-                    return Err(invalid(object, "git.username", "must not contain ':' or a line break"));
-                }
-                let pair = Plain::new(format!("{username}:{}", password.expose()));
-                Ok(Some(self.key.seal(&credentials_place(id), &pair)?))
-            }
-            (Some(_), None) => Err(invalid(object, "git.password", "is missing; a username alone opens nothing")),
+    fn seal_access(&self, object: &str, id: &str, url: &str, access: &Access) -> Result<Option<Vec<u8>>> {
+        access.check(url).map_err(|(field, message)| invalid(object, field, message))?;
+        if access.is_open() {
+            return Ok(None);
         }
+        Ok(Some(self.key.seal(&credentials_place(id), &Plain::new(access.to_text()))?))
+    }
+
+    /// What opens the repository of a cluster from now on, where `newer` says something; the next look at the
+    /// repository uses it.
+    fn replace_access(&self, object: &str, row: &Cluster, newer: &Access) -> Result<Option<Vec<u8>>> {
+        let Some(url) = &row.git_url else {
+            return Err(invalid(object, "git", "its repository is this server's own, which needs no credentials"));
+        };
+        let place = credentials_place(&row.id);
+        let known = row.credentials.as_ref().map(|sealed| self.key.open(&place, sealed)).transpose()?;
+        let known = known.map(|plain| Access::from_text(plain.expose())).unwrap_or_default();
+        self.seal_access(object, &row.id, url, &known.replaced_by(newer.clone()))
     }
 
     /// No cluster's folder may lie inside another's: each writes its own files only.
@@ -258,10 +272,10 @@ impl Changes {
         &self,
         id: &str,
         patch: &Patch,
-        age_recipient: Option<String>,
-        edits: EditRules,
+        update: UpdateCluster,
         author: &Person,
     ) -> Result<(Cluster, FanOut)> {
+        let UpdateCluster { age_recipient, edits, access } = update;
         for _ in 0..ATTEMPTS {
             let mut row = self.cluster(id).await?;
             let object = format!("cluster \"{}\"", row.name);
@@ -270,6 +284,9 @@ impl Changes {
             config::check(&object, Level::Cluster, &config)?;
             let recipient = age_recipient.clone().or_else(|| row.age_recipient.clone());
             (row.config, row.age_recipient) = (config, recipient);
+            if let Some(access) = &access {
+                row.credentials = self.replace_access(&object, &row, access)?;
+            }
             row.edit_policy = edits.policy.unwrap_or(row.edit_policy);
             row.removal_threshold = edits.removal_threshold.map_or(row.removal_threshold, i64::from);
             let fan_out = self.new_fan_out(FanOutLevel::Cluster, &row.id, &row.id, author);
@@ -278,6 +295,7 @@ impl Changes {
                 other => {
                     other?;
                     self.fan_outs.notify_one();
+                    self.wake.look(&Target { repository: row.repository.clone(), branch: row.branch.clone() });
                     return Ok((Cluster { version: row.version + 1, ..row }, fan_out));
                 }
             }

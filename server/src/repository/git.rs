@@ -4,8 +4,7 @@
 //! a time limit that ends the whole process group. What a person reads of a failure is git's own
 //! last words without anything secret.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use super::access::{Access, Prepared};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::path::Path;
 use std::process::Stdio;
@@ -20,18 +19,12 @@ const OUTPUT_MAX: u64 = 1 << 20;
 const LINES: usize = 4;
 
 /// A remote repository and how to get in.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Remote {
     /// URL or path, without credentials.
     pub url: String,
-    /// `user:password` for HTTPS.
-    pub credentials: Option<String>,
-}
-
-impl std::fmt::Debug for Remote {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Remote").field("url", &self.url).finish_non_exhaustive()
-    }
+    /// What opens it.
+    pub access: Access,
 }
 
 /// Why git did not do it.
@@ -107,7 +100,6 @@ pub(super) fn command(directory: &Path) -> Command {
         .env("GIT_ASKPASS", "true")
         .env("GIT_CONFIG_NOSYSTEM", "1")
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
-        .env("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=20")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -117,7 +109,7 @@ pub(super) fn command(directory: &Path) -> Command {
 }
 
 /// Settings by environment, so that none shows in a process list.
-fn configure(command: &mut Command, credentials: Option<&str>) {
+fn configure(command: &mut Command, prepared: &Prepared) {
     let mut settings = vec![
         ("core.hooksPath".to_owned(), "/dev/null".to_owned()),
         ("gc.auto".to_owned(), "0".to_owned()),
@@ -131,9 +123,8 @@ fn configure(command: &mut Command, credentials: Option<&str>) {
         ("safe.directory".to_owned(), "*".to_owned()),
         ("http.followRedirects".to_owned(), "false".to_owned()),
     ];
-    if let Some(pair) = credentials {
-        settings.push(("http.extraHeader".to_owned(), format!("Authorization: Basic {}", STANDARD.encode(pair))));
-    }
+    settings.extend(prepared.settings.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    command.env("GIT_SSH_COMMAND", &prepared.ssh);
     command.env("GIT_CONFIG_COUNT", settings.len().to_string());
     for (index, (key, value)) in settings.into_iter().enumerate() {
         command.env(format!("GIT_CONFIG_KEY_{index}"), key);
@@ -149,12 +140,16 @@ pub(super) async fn run(
     directory: &Path,
     what: &str,
     arguments: &[&str],
-    credentials: Option<&str>,
+    access: &Access,
     limit: Duration,
 ) -> Result<String, GitError> {
     let failed = |error| GitError::Run { what: what.to_owned(), error };
+    // Beside the copy, in a folder that is the server's own.
+    let (folder, access) = (directory.to_owned(), access.clone());
+    let prepared = tokio::task::spawn_blocking(move || access.prepare(&folder)).await;
+    let prepared = prepared.map_err(|error| failed(std::io::Error::other(error)))?.map_err(failed)?;
     let mut command = command(directory);
-    configure(&mut command, credentials);
+    configure(&mut command, &prepared);
     let mut child = command.args(arguments).spawn().map_err(failed)?;
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -237,9 +232,15 @@ mod tests {
     async fn a_command_that_hangs_is_ended_with_its_children() {
         let folder = tempfile::tempdir().unwrap();
         let started = tokio::time::Instant::now();
-        let error = run(folder.path(), "waiting", &["-c", "alias.x=!sleep 60", "x"], None, Duration::from_millis(300))
-            .await
-            .unwrap_err();
+        let error = run(
+            folder.path(),
+            "waiting",
+            &["-c", "alias.x=!sleep 60", "x"],
+            &Access::default(),
+            Duration::from_millis(300),
+        )
+        .await
+        .unwrap_err();
         assert!(matches!(error, GitError::Timeout { .. }), "{error}");
         assert!(started.elapsed() < Duration::from_secs(20));
     }

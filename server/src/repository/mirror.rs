@@ -34,6 +34,12 @@ impl Mirror {
             }
             Repository::init_bare(&path)?;
         }
+        // What an ended git was given to get in.
+        for entry in std::fs::read_dir(&path)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with("access-") {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
         for lock in
             ["HEAD.lock", "config.lock", "packed-refs.lock", "shallow.lock", "FETCH_HEAD.lock", "refs/styrmin/tip.lock"]
         {
@@ -57,7 +63,7 @@ impl Mirror {
     }
 
     async fn git(&self, what: &str, arguments: &[&str]) -> Result<String, GitError> {
-        git::run(&self.path, what, arguments, self.remote.credentials.as_deref(), self.limit).await
+        git::run(&self.path, what, arguments, &self.remote.access, self.limit).await
     }
 
     /// Fetches the branch; its tip, or `None` when it does not exist yet.

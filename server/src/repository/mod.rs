@@ -18,6 +18,7 @@
 //! Whether a push worked is decided by reading the remote's history, never by the push's answer.
 //! What must never enter: what a change means (that is `changes`), a work tree, a forced push.
 
+mod access;
 mod git;
 mod host;
 mod location;
@@ -29,6 +30,7 @@ mod splice;
 mod template;
 mod writer;
 
+pub use access::Access;
 pub use git::{GitError, Remote};
 pub use host::Host;
 pub use location::{Location, LocationProblem, overlap};

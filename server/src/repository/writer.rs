@@ -3,6 +3,7 @@
 //! A round that fails leaves everything as it was; the next one begins with what the remote's
 //! history says. So a kill at any point costs one round and nothing else.
 
+use super::access::Access;
 use super::git::{GitError, Remote};
 use super::message::{Entry, Message, Restored};
 use super::mirror::Mirror;
@@ -628,13 +629,13 @@ impl Writer {
             None => {
                 let (host, id) = (self.shared.host.clone(), chosen.id.clone());
                 let path = spawn_blocking(move || host.ensure(&id)).await.context("embedded repository")??;
-                Remote { url: path.to_string_lossy().into_owned(), credentials: None }
+                Remote { url: path.to_string_lossy().into_owned(), access: Access::default() }
             }
             Some(url) => {
                 let place = credentials_place(&chosen.id);
                 let opened = chosen.credentials.as_ref().map(|sealed| self.shared.key.open(&place, sealed));
-                let credentials = opened.transpose()?.map(|plain| plain.expose().to_owned());
-                Remote { url: url.clone(), credentials }
+                let access = opened.transpose()?.map(|plain| Access::from_text(plain.expose()));
+                Remote { url: url.clone(), access: access.unwrap_or_default() }
             }
         };
         match &mut self.mirror {

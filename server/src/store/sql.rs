@@ -635,7 +635,7 @@ impl Store for SqlStore {
     async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(
-            "UPDATE clusters SET config = $3, age_recipient = $4, edit_policy = $5, removal_threshold = $6, version = version + 1 WHERE id = $1 AND version = $2",
+            "UPDATE clusters SET config = $3, age_recipient = $4, edit_policy = $5, removal_threshold = $6, credentials = $7, version = version + 1 WHERE id = $1 AND version = $2",
         )
         .bind(&cluster.id)
         .bind(cluster.version)
@@ -643,6 +643,7 @@ impl Store for SqlStore {
         .bind(&cluster.age_recipient)
         .bind(cluster.edit_policy.as_str())
         .bind(cluster.removal_threshold)
+        .bind(&cluster.credentials)
         .execute(&mut *tx)
         .await?;
         one(done.rows_affected())?;

@@ -11,13 +11,13 @@ mod ports;
 mod program;
 mod proxy;
 
+pub use certificates::Certificates;
 pub use gate::Gate;
 pub use ports::Port;
 pub use program::{Program, Recipe};
 pub use proxy::{Call, Class, Proxy};
 
 use crate::{eventually, tools};
-use certificates::Certificates;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
