@@ -339,11 +339,23 @@ async fn a_removal_that_was_confirmed_on_the_object_ends_the_deployment() {
     world.pat.git(&["rm", "--quiet", &world.pat.path(shop)]).await;
     world.pat.push("Away").await;
     world.until(shop, "WAITING").await;
-    agent.deployments(&[object]).await;
-    tokio::time::sleep(Duration::from_secs(12)).await;
-    assert_eq!(world.look(shop).await["edits"]["nodes"][0]["state"], "WAITING", "the object is still there");
-    agent.deployments(&[]).await;
-    let found = world.until(shop, "ADOPTED").await;
+    // That it is not there for a while is no word: Flux may apply it anew.
+    let gone = async |agent: &mut Agent| {
+        agent.deployments(&[]).await;
+        agent.report("pods", json!([])).await.unwrap();
+    };
+    gone(&mut agent).await;
+    tokio::time::sleep(Duration::from_secs(35)).await;
+    assert_eq!(world.look(shop).await["edits"]["nodes"][0]["state"], "WAITING", "nobody confirmed it");
+    let mut confirmed = object.clone();
+    confirmed["conditions"] = json!([{ "type": "Ready", "status": "False", "reason": "Deleting", "message": "Ann said so", "lastTransitionTime": "2026-01-01T00:00:00Z" }]);
+    agent.deployments(&[confirmed]).await;
+    gone(&mut agent).await;
+    let found = eventually("the removal is taken over", Duration::from_secs(45), async || {
+        let found = world.look(shop).await;
+        if found["edits"]["nodes"][0]["state"] == "ADOPTED" { Ok(found) } else { Err(found["edits"].clone()) }
+    })
+    .await;
     assert_eq!(found["lifecycle"], "DELETING");
     let said = found["edits"]["nodes"][0]["message"].as_str().unwrap();
     assert!(said.contains("confirmed the removal on the object"), "{said}");
@@ -461,6 +473,232 @@ async fn edits_of_a_cluster_that_holds_wait_for_a_decision() {
     assert_eq!(world.look(&removed).await["lifecycle"], "DELETING");
     world.until(&broken, "RESTORED").await;
     world.is_whole(&broken).await;
+}
+
+/// Refuses what the server pushes to its own repository, until the value goes.
+struct Closed(std::path::PathBuf);
+
+impl Closed {
+    fn to_the_server(hosted: &std::path::Path) -> Self {
+        // People push over HTTP, where they have a name.
+        git::hook(hosted, "pre-receive", "[ -n \"$REMOTE_USER\" ]");
+        Self(hosted.join("hooks/pre-receive"))
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_changes_their_mind_before_it_is_written_is_heard() {
+    let (world, ids) = World::start("ADOPT", &["renamed", "undone", "kept"]).await;
+    let closed = Closed::to_the_server(&world.server.hosted(&world.cluster));
+    let paint = |document: &mut Value, name: &str| {
+        let config = document["spec"]["context"]["instance"]["config"].as_object_mut().unwrap();
+        config.insert("env_vars".into(), json!({ name: "red" }));
+    };
+    for id in &ids {
+        world.pat.edit(id, |document| paint(document, "COLOUR"));
+    }
+    world.pat.push("Red").await;
+    for id in &ids {
+        eventually("it is adopted", LIMIT, async || {
+            let found = world.look(id).await;
+            if found["edits"]["nodes"][0]["state"] == "ADOPTED" { Ok(()) } else { Err(found["edits"].clone()) }
+        })
+        .await;
+    }
+    world.pat.edit(&ids[0], |document| paint(document, "COLOR"));
+    world.pat.git(&["checkout", "--quiet", "HEAD~1", "--", &world.pat.path(&ids[1])]).await;
+    world.pat.push("Not like that").await;
+    for id in &ids[..2] {
+        eventually("it is adopted again", LIMIT, async || {
+            let found = world.look(id).await;
+            if found["edits"]["nodes"][1]["state"] == "ADOPTED" { Ok(()) } else { Err(found["edits"].clone()) }
+        })
+        .await;
+    }
+    drop(closed);
+    world.server.drained(LIMIT).await;
+    for (id, config) in ids.iter().zip([
+        json!({ "env_vars": { "COLOR": "red" } }),
+        json!({}),
+        json!({ "env_vars": { "COLOUR": "red" } }),
+    ]) {
+        assert_eq!(world.look(id).await["config"], config);
+        world.is_whole(id).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_below_a_commit_of_ours_is_found() {
+    let (world, ids) = World::start("ADOPT", &["front", "back"]).await;
+    let hosted = world.server.hosted(&world.cluster);
+    let outside = Person::of(hosted.to_str().unwrap()).await;
+    outside.edit(&ids[0], |document| paint(document, "blue"));
+    // While the server pushes a change of something else, and nobody has told it.
+    outside.git(&["commit", "--quiet", "-am", "Blue"]).await;
+    let commit = outside.git(&["rev-parse", "HEAD"]).await.trim().to_owned();
+    outside.git(&["push", "--quiet", "origin", "HEAD:refs/heads/aside"]).await;
+    git::hook(
+        &hosted,
+        "pre-receive",
+        &format!(
+            "[ -f {0}/once ] || {{ touch {0}/once; unset GIT_QUARANTINE_PATH; git update-ref refs/heads/main {commit}; exit 1; }}",
+            hosted.display()
+        ),
+    );
+    world.client.set_variable(&ids[1], "SIZE", "xl").await.unwrap();
+    let found = world.until(&ids[0], "ADOPTED").await;
+    assert_eq!(found["config"], json!({ "env_vars": { "COLOR": "blue" } }));
+    world.is_whole(&ids[0]).await;
+    world.is_whole(&ids[1]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_somebody_commits_blocks_the_others() {
+    let (world, ids) = World::start("ADOPT", &["nul", "folder", "odd", "free"]).await;
+    let [nul, folder, odd, free] = ids.try_into().unwrap();
+    let before = world.files().await;
+    world.pat.write(&world.pat.path(&nul), "kind: StyrminDeployment\nspec: {instanceId: \"a\0b\"}\n");
+    let path = world.pat.path(&folder);
+    world.pat.git(&["rm", "--quiet", &path]).await;
+    let place = path.replace("/styrmindeployment.yaml", "");
+    let _ = std::fs::remove_dir_all(world.pat.work().join(&place));
+    world.pat.write(&place, "a file\n");
+    world.pat.push("Strange").await;
+    world.until(&nul, "RESTORED").await;
+    world.pat.pull().await;
+    // Other programs write names that Git would not.
+    world.pat.edit(&odd, |document| paint(document, "blue"));
+    world.pat.git(&["add", "-A"]).await;
+    let tree = world.pat.git(&["write-tree"]).await.trim().to_owned();
+    let parent = world.pat.git(&["rev-parse", "HEAD"]).await.trim().to_owned();
+    let raw = format!("tree {tree}\nparent {parent}\nauthor ;; <;;> 1 +0000\ncommitter ;; <;;> 1 +0000\n\nOdd\n");
+    let file = world.pat.work().join(".git/odd");
+    std::fs::write(&file, raw).unwrap();
+    let made = world.pat.git(&["hash-object", "-t", "commit", "-w", "--literally", file.to_str().unwrap()]).await;
+    world.pat.git(&["reset", "--quiet", "--hard", made.trim()]).await;
+    world.pat.git(&["push", "--quiet", "origin", "HEAD:main"]).await;
+    world.until(&odd, "ADOPTED").await;
+    let found = world.look(&odd).await;
+    assert_eq!(found["newestInstance"]["author"]["name"], "unknown", "{found:#}");
+    let edit = world.look(&folder).await["edits"]["nodes"][0].clone();
+    assert_eq!((&edit["kind"], &edit["state"]), (&json!("REMOVED"), &json!("WAITING")));
+    world.decide(&edit, "RESTORE").await.unwrap();
+    world.until(&folder, "RESTORED").await;
+    world.client.set_variable(&free, "SIZE", "xl").await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.is_whole(&free).await;
+    let after = world.files().await;
+    for id in [&nul, &folder] {
+        let path = before.keys().find(|path| path.contains(id.as_str())).unwrap();
+        assert_eq!(after.get(path), before.get(path), "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_branch_that_goes_back_and_forth_is_read_each_time() {
+    let (world, ids) = World::start("HOLD", &["shop"]).await;
+    let (shop, hosted) = (&ids[0], world.server.hosted(&world.cluster));
+    let first = world.pat.git(&["rev-parse", "HEAD"]).await.trim().to_owned();
+    world.pat.edit(shop, |document| paint(document, "blue"));
+    let second = world.pat.push("Blue").await;
+    let states = async |wanted: &[&str]| {
+        eventually(&format!("edits are {wanted:?}"), LIMIT, async || {
+            // Whoever asks for anything has the server look.
+            world
+                .client
+                .ok("mutation($id: ID!) { updateCluster(id: $id) { cluster { id } } }", json!({ "id": world.cluster }))
+                .await;
+            let found = world.look(shop).await["edits"]["nodes"].clone();
+            let is: Vec<&str> = found.as_array().unwrap().iter().map(|edit| edit["state"].as_str().unwrap()).collect();
+            if is == wanted { Ok(()) } else { Err(found) }
+        })
+        .await;
+    };
+    states(&["HELD"]).await;
+    git::git(&hosted, &["update-ref", "refs/heads/main", &first]).await;
+    states(&["SUPERSEDED"]).await;
+    git::git(&hosted, &["update-ref", "refs/heads/main", &second]).await;
+    states(&["HELD", "SUPERSEDED"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_edit_ends_when_it_is_undone_or_said_by_somebody_else() {
+    let (world, ids) = World::start("HOLD", &["moved", "twice", "same"]).await;
+    let [moved, twice, same] = ids.try_into().unwrap();
+    let elsewhere = world.client.environment(&world.cluster, "elsewhere").await;
+    world.server.drained(LIMIT).await;
+    world.pat.pull().await;
+    let before = world.files().await;
+    let folder = |id: &str| world.pat.path(id).replace("/styrmindeployment.yaml", "");
+    let there = |id: &str| format!("environments/{elsewhere}/s0/{id}");
+    for id in [&moved, &twice] {
+        world.pat.git(&["mv", &folder(id), &there(id)]).await;
+    }
+    world.pat.edit(&same, |document| paint(document, "blue"));
+    let driver = before.keys().find(|path| path.starts_with("cluster/drivers/")).unwrap();
+    world.pat.write(driver, "kind: Nothing\n");
+    world.pat.push("Held").await;
+    for id in [&moved, &twice, &same] {
+        world.until(id, "HELD").await;
+    }
+    // Undone: nothing is held any more. Moved once more: everything goes back.
+    let back = format!("environments/{}/s0/{moved}", world.environment);
+    world.pat.git(&["mv", &there(&moved), &back]).await;
+    world.pat.git(&["mv", &there(&twice), &format!("environments/{elsewhere}/{twice}")]).await;
+    world.pat.write(driver, &before[driver]);
+    world.pat.push("Undone, and again").await;
+    let open = async |wanted: usize| {
+        let query = "query($id: ID!) { cluster(id: $id) { edits(open: true) { nodes { kind path } } } }";
+        eventually(&format!("{wanted} open edits"), LIMIT, async || {
+            let found =
+                world.client.ok(query, json!({ "id": world.cluster })).await["cluster"]["edits"]["nodes"].clone();
+            if found.as_array().unwrap().len() == wanted { Ok(()) } else { Err(found) }
+        })
+        .await;
+    };
+    open(3).await;
+    world.client.set_variable(&moved, "SIZE", "xl").await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.is_whole(&moved).await;
+    let edit = world.look(&twice).await["edits"]["nodes"][0].clone();
+    world.decide(&edit, "RESTORE").await.unwrap();
+    open(1).await;
+    // Somebody asks for the same: adopting it sets that free.
+    world.client.set_variable(&same, "COLOR", "blue").await.unwrap();
+    let edit = world.look(&same).await["edits"]["nodes"][0].clone();
+    assert_eq!(world.decide(&edit, "ADOPT").await.unwrap()["state"], "ADOPTED");
+    let said = world.look(&same).await["edits"]["nodes"][0]["message"].clone();
+    assert!(said.as_str().unwrap().ends_with("decided by Ann Example"), "{said}");
+    world.server.drained(LIMIT).await;
+    world.is_whole(&same).await;
+    let after = world.files().await;
+    assert!(
+        !after.keys().any(|path| path.contains(&elsewhere) && path.ends_with("styrmindeployment.yaml")),
+        "{after:?}"
+    );
+    let path = before.keys().find(|path| path.contains(&twice)).unwrap();
+    assert_eq!(after.get(path), before.get(path));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_was_edited_together_with_its_deployment_is_put_back() {
+    let (world, ids) = World::start("ADOPT", &["shop"]).await;
+    let before = world.files().await;
+    let driver = before.keys().find(|path| path.starts_with("cluster/drivers/")).unwrap();
+    let chart = before.keys().find(|path| path.starts_with("charts/")).unwrap();
+    world.pat.edit(&ids[0], |document| paint(document, "blue"));
+    world.pat.write(driver, "kind: Nothing\n");
+    world.pat.write(chart, "# mine\n");
+    world.pat.push("Both").await;
+    world.until(&ids[0], "ADOPTED").await;
+    let after = world.files().await;
+    assert_eq!((after.get(driver), after.get(chart)), (before.get(driver), before.get(chart)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,7 +21,8 @@ CREATE TABLE edits (
     created_at BIGINT NOT NULL,
     decided_at BIGINT
 );
-CREATE INDEX edits_reading ON edits (cluster_id, reading);
+CREATE UNIQUE INDEX edits_reading ON edits (cluster_id, reading, path);
+CREATE INDEX edits_path ON edits (cluster_id, path, id);
 CREATE INDEX edits_deployment ON edits (deployment_id, id);
 CREATE INDEX edits_open ON edits (cluster_id, state) WHERE state IN ('held', 'waiting', 'restoring');
 CREATE INDEX edits_created ON edits (created_at);
@@ -31,8 +32,11 @@ CREATE TABLE heads (
     repository TEXT NOT NULL,
     branch TEXT NOT NULL,
     commit_id TEXT NOT NULL,
+    -- Counts the readings.
+    reads BIGINT NOT NULL,
     PRIMARY KEY (repository, branch)
 );
+INSERT INTO heads (repository, branch, commit_id, reads) SELECT repository, branch, revision, 0 FROM revisions;
 
 -- What the server does about people's edits.
 ALTER TABLE clusters ADD COLUMN edit_policy TEXT NOT NULL DEFAULT 'adopt';

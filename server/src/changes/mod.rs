@@ -521,7 +521,10 @@ impl Changes {
         if let Some(task) = &task {
             crate::faults::point("after-transaction");
             metrics::changes(&task.workflow).inc();
-            self.explain_if_held(&deployment.id).await?;
+            // It is accepted: that nobody is told why it waits is no reason to say otherwise.
+            if let Err(error) = self.explain_if_held(&deployment.id).await {
+                tracing::error!(%error, deployment = deployment.id, "a change cannot be told whether it waits");
+            }
             self.wake.target(&change.change.target);
         }
         Ok(Changed { deployment, task })

@@ -1,7 +1,7 @@
 //! Why something waits or failed, in words for people. Pure.
 
 use super::status::{ContainerStatus, DeploymentStatus, FluxStatus, PodStatus};
-use crate::store::TimelineKind;
+use crate::store::{TEARDOWN, TimelineKind};
 use styrmin_renderer::layout::FLUX_NAMESPACE;
 use styrmin_renderer::objects::FLUX_SOURCE;
 
@@ -54,6 +54,14 @@ pub(super) fn shown(
     let phase = now.phase.clone().filter(|phase| before.and_then(|before| before.phase.as_ref()) != Some(phase));
     if let Some(phase) = phase {
         found.push((TimelineKind::Phase, phase, now.message.clone()));
+    }
+    // The operator's word for a removal that somebody asked for or confirmed.
+    let teardown = |status: &DeploymentStatus| {
+        let ready = status.conditions.iter().find(|condition| condition.kind == "Ready");
+        ready.filter(|ready| status.deleting && ready.reason == "Deleting").map(|ready| ready.message.clone())
+    };
+    if let Some(message) = teardown(now).filter(|_| before.and_then(teardown).is_none()) {
+        found.push((TimelineKind::Phase, TEARDOWN.to_owned(), Some(message)));
     }
     let corrections = |status: &DeploymentStatus| status.drift_corrections.unwrap_or_default();
     if before.is_some_and(|before| corrections(now) > corrections(before)) {

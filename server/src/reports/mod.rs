@@ -233,7 +233,7 @@ impl Reports {
         let target = Target { repository: row.repository, branch: row.branch };
         let end = tokio::time::Instant::now() + HELD;
         loop {
-            let newest = self.store.head(&target).await?;
+            let newest = self.store.head(&target).await?.map(|(head, _)| head);
             let left = end.saturating_duration_since(tokio::time::Instant::now());
             if newest.as_deref() != after || !pushes.pushed(&target, left).await {
                 return Ok(newest);

@@ -60,8 +60,10 @@ pub trait People: Send + Sync {
         clusters: &HashMap<String, Cluster>,
         reading: &Reading,
     ) -> anyhow::Result<()>;
-    /// It is time to look at what waits for somebody.
-    async fn look(&self, target: &Target) -> anyhow::Result<()>;
+    /// Whether something that waited for somebody does not any more.
+    async fn has_an_answer(&self, target: &Target) -> anyhow::Result<bool>;
+    /// Does what follows from that. The branch was read just before.
+    async fn take_answers(&self, target: &Target) -> anyhow::Result<()>;
 }
 
 /// Tells the writers that something waits. Losing a notice costs time only: they also look by

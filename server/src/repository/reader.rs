@@ -8,17 +8,21 @@ use git2::{Commit, Delta, DiffOptions, ErrorCode, ObjectType, Oid, Repository, S
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Largest file that is read: a StyrminDeployment is smaller.
-const FILE_MAX: usize = 4 << 20;
+const FILE_MAX: usize = 2 << 20;
 /// Most commits that are looked through for who changed a file.
 const COMMITS_MAX: usize = 5_000;
+/// Author of what came with a branch that somebody rewound: Git does not say who did that.
+const REWOUND: &str = "unknown (the branch was rewound)";
 /// Longest name and email that are taken from a commit.
 const PERSON_MAX: usize = 200;
 
 /// What a branch holds now that it did not hold when it was read before.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Reading {
     /// The commit that it was read at before.
     pub base: String,
+    /// Counts how often the branch was read.
+    pub count: i64,
     /// The commit now.
     pub tip: Entry,
     /// The branch does not lead on from `base`.
@@ -27,13 +31,28 @@ pub struct Reading {
     pub whole: bool,
     /// Files that differ, by path.
     pub findings: Vec<Finding>,
+    mirror: Mirror,
 }
 
 impl Reading {
     /// Names the reading: what was found in it is found once.
     #[must_use]
     pub fn name(&self) -> String {
-        format!("{}..{}", self.base, self.tip.id)
+        format!("{}: {}..{}", self.count, self.base, self.tip.id)
+    }
+
+    /// What files hold now. Read when it is needed: others may have committed whatever they like.
+    ///
+    /// # Errors
+    /// When an object cannot be read.
+    pub async fn contents(&self, paths: Vec<String>) -> anyhow::Result<Vec<Content>> {
+        let (mirror, tip) = (self.mirror.path().to_owned(), self.tip.id.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let repository = Repository::open_bare(mirror)?;
+            let tree = repository.find_commit(Oid::from_str(&tip)?)?.tree()?;
+            paths.iter().map(|path| content(&repository, &tree, path)).collect::<Result<Vec<_>, git2::Error>>()
+        });
+        Ok(read.await??)
     }
 }
 
@@ -42,8 +61,8 @@ impl Reading {
 pub struct Finding {
     /// Its path in the repository.
     pub path: String,
-    /// What it holds now.
-    pub content: Content,
+    /// Git's id of what it holds now; `None`: it is not there.
+    pub blob: Option<String>,
     /// The commit that did it, as far as can be told.
     pub commit: Entry,
 }
@@ -57,6 +76,15 @@ pub enum Content {
     Text(String),
     /// Too large, no text, or no file.
     Other,
+}
+
+impl Finding {
+    /// Whether the file holds this text.
+    #[must_use]
+    pub fn holds(&self, text: &str) -> bool {
+        let id = Oid::hash_object(ObjectType::Blob, text.as_bytes());
+        id.is_ok_and(|id| self.blob.as_deref() == Some(id.to_string().as_str()))
+    }
 }
 
 impl Content {
@@ -84,6 +112,7 @@ pub struct Entry {
 impl Entry {
     fn of(commit: &Commit<'_>) -> Self {
         let author = commit.author();
+        let usable = |name: &str, email: &str| git2::Signature::new(name, email, &git2::Time::new(0, 0)).is_ok();
         let clean = |bytes: &[u8]| {
             let text: String = String::from_utf8_lossy(bytes)
                 .chars()
@@ -93,7 +122,20 @@ impl Entry {
             let text = text.trim().to_owned();
             if text.is_empty() { "unknown".to_owned() } else { text }
         };
-        Self { id: commit.id().to_string(), name: clean(author.name_bytes()), email: clean(author.email_bytes()) }
+        let (mut name, mut email) = (clean(author.name_bytes()), clean(author.email_bytes()));
+        // Other programs write names that Git itself would not, and refuses.
+        if !usable(&name, "a@b") {
+            "unknown".clone_into(&mut name);
+        }
+        if !usable("a", &email) {
+            "unknown".clone_into(&mut email);
+        }
+        Self { id: commit.id().to_string(), name, email }
+    }
+
+    /// Nobody's commit brought the branch here.
+    fn rewound(tip: &Self) -> Self {
+        Self { id: tip.id.clone(), name: REWOUND.to_owned(), email: "unknown".to_owned() }
     }
 }
 
@@ -103,7 +145,7 @@ impl Mirror {
     ///
     /// # Errors
     /// When an object cannot be read.
-    pub fn reading(&self, base: &str, tip: Oid, below: &[String]) -> Result<Reading, git2::Error> {
+    pub fn reading(&self, base: &str, count: i64, tip: Oid, below: &[String]) -> Result<Reading, git2::Error> {
         let repository = Repository::open_bare(self.path())?;
         let end = repository.find_commit(tip)?;
         let tree = end.tree()?;
@@ -121,15 +163,28 @@ impl Mirror {
         let paths = differing(&repository, before.as_ref(), &tree, below)?;
         let authors = attribute(&repository, begin.as_ref().map(Commit::id), tip, below, &paths)?;
         let tip = Entry::of(&end);
+        let nobody = if leads_on { tip.clone() } else { Entry::rewound(&tip) };
         let findings = paths
             .into_iter()
             .map(|path| {
-                let content = content(&repository, &tree, &path)?;
-                let commit = authors.get(&path).unwrap_or(&tip).clone();
-                Ok(Finding { path, content, commit })
+                let blob = match tree.get_path(std::path::Path::new(&path)) {
+                    Ok(entry) => Some(entry.id().to_string()),
+                    Err(error) if error.code() == ErrorCode::NotFound => None,
+                    Err(error) => return Err(error),
+                };
+                let commit = authors.get(&path).unwrap_or(&nobody).clone();
+                Ok(Finding { path, blob, commit })
             })
             .collect::<Result<_, git2::Error>>()?;
-        Ok(Reading { base: base.to_owned(), tip, rewound: !leads_on, whole: begin.is_none(), findings })
+        Ok(Reading {
+            base: base.to_owned(),
+            count,
+            tip,
+            rewound: !leads_on,
+            whole: begin.is_none(),
+            findings,
+            mirror: self.clone(),
+        })
     }
 }
 
@@ -209,5 +264,6 @@ fn content(repository: &Repository, tree: &Tree<'_>, path: &str) -> Result<Conte
     if blob.size() > FILE_MAX {
         return Ok(Content::Other);
     }
-    Ok(String::from_utf8(blob.content().to_vec()).map_or(Content::Other, Content::Text))
+    let text = String::from_utf8(blob.content().to_vec()).ok().filter(|text| !text.contains('\0'));
+    Ok(text.map_or(Content::Other, Content::Text))
 }

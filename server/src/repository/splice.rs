@@ -5,6 +5,8 @@ use super::sign::Signer;
 use git2::{FileMode, ObjectType, Oid, Repository, Time, Tree};
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::str::FromStr as _;
+use styrmin_renderer::names::DeploymentId;
 
 /// What happens to one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,6 +130,8 @@ fn folder(
             let children: Vec<(&str, &Edit)> =
                 rest[..count].iter().map(|(path, edit)| (&path[name.len() + 1..], *edit)).collect();
             let tree = match &existing {
+                // In the place of a deployment's folder nothing else can be meant.
+                Some(entry) if entry.kind() != Some(ObjectType::Tree) && DeploymentId::from_str(name).is_ok() => None,
                 Some(entry) if entry.kind() != Some(ObjectType::Tree) => {
                     return Err(git2::Error::from_str(&format!("\"{name}\" is a file, but a folder is needed there")));
                 }

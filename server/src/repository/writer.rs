@@ -32,11 +32,13 @@ use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::{DeploymentId, EnvironmentId};
 use styrmin_renderer::spec::{self, Committed};
 use styrmin_renderer::{diff, layout, objects, yaml};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, info, info_span, warn};
 
+/// Repositories that are looked at at the same time although nothing waits for them.
+static LOOKING: Semaphore = Semaphore::const_new(8);
 /// How the repositories of this server are called.
 const EMBEDDED: &str = "embedded:";
 /// Most outbox rows of one commit.
@@ -132,6 +134,8 @@ impl Writers {
                                 moved: 0,
                                 gather: None,
                                 bell: Arc::clone(&bell),
+                                look: true,
+                                poll: self.settings.poll.mul_f64(0.75 + rand::random::<f64>() / 2.0),
                                 looked: None,
                                 asked: None,
                             };
@@ -216,6 +220,10 @@ struct Writer {
     /// How long to gather changes before the next round: as long as the last push took.
     gather: Option<Duration>,
     bell: Arc<Bell>,
+    /// Somebody may have committed something that was not read yet.
+    look: bool,
+    /// How often to look although nobody told: not all at the same moment.
+    poll: Duration,
     /// When the branch was last looked at for what others committed.
     looked: Option<tokio::time::Instant>,
     /// When what waits for somebody was last looked at.
@@ -307,20 +315,26 @@ impl Writer {
 
     async fn round(&mut self) -> Result<Outcome> {
         let store = Arc::clone(&self.shared.store);
-        if self.asked.is_none_or(|asked| asked.elapsed() >= LOOK) {
-            self.shared.people.look(&self.target).await?;
-            self.asked = Some(tokio::time::Instant::now());
-        }
         let rows = store.outbox(&self.target, BATCH_MAX).await?;
         let open = store.open_batches(&self.target).await?;
         let is_idle = rows.is_empty() && open.iter().all(|batch| batch.state == BatchState::Abandoned);
-        let look = self.is_time_to_look().await?;
-        if is_idle && !look {
+        self.look |= self.is_time_to_look().await?;
+        if self.asked.is_none_or(|asked| asked.elapsed() >= LOOK) {
+            self.look |= self.shared.people.has_an_answer(&self.target).await?;
+            self.asked = Some(tokio::time::Instant::now());
+        }
+        if is_idle && !self.look {
             return Ok(Outcome::Idle);
         }
+        let _permit = if is_idle {
+            // After a start, or together with all others, it can wait.
+            Some(LOOKING.acquire().await.context("looking at repositories")?)
+        } else {
+            None
+        };
         let clusters = self.connect().await?;
         let mirror = self.mirror.clone().context("no mirror")?;
-        if look {
+        if self.look {
             self.tip = None;
         }
         let tip = match self.tip.take() {
@@ -334,13 +348,17 @@ impl Writer {
             self.tip = Some(tip);
             return Ok(Outcome::Again);
         }
-        if look {
+        let has_read = self.read(&mirror, tip, &clusters).await?;
+        if std::mem::take(&mut self.look) {
             self.looked = Some(tokio::time::Instant::now());
+            // After the reading: a file that is back is no end.
+            self.shared.people.take_answers(&self.target).await?;
         }
-        if self.read(&mirror, tip, &clusters).await? || look {
-            // What follows from it waits in the outbox.
+        // What follows from it waits in the outbox.
+        let rows = if has_read || is_idle { store.outbox(&self.target, BATCH_MAX).await? } else { rows };
+        if rows.is_empty() {
             self.tip = Some(tip);
-            return Ok(Outcome::Again);
+            return Ok(if has_read { Outcome::Again } else { Outcome::Idle });
         }
         let work = self.plan(&mirror, tip, rows, &open, &clusters).await?;
         if !work.quiet.outbox.is_empty() {
@@ -404,8 +422,9 @@ impl Writer {
                     "pushed"
                 );
                 self.moved = 0;
-                if new_tip != Some(commit) {
-                    self.bell.ring(true);
+                // Somebody committed after ours, or before it and it was not read yet.
+                if shared.store.head(&self.target).await?.map(|(head, _)| head) != new_tip.map(|id| id.to_string()) {
+                    self.look = true;
                 }
                 self.tip = Some(new_tip);
                 self.gather = Some(started.elapsed().min(GATHER_MAX));
@@ -434,7 +453,7 @@ impl Writer {
     /// Whether others may have committed something.
     async fn is_time_to_look(&self) -> Result<bool> {
         let is_due = |every| self.looked.is_none_or(|looked| looked.elapsed() >= every);
-        if self.bell.look.swap(false, Ordering::Relaxed) || is_due(self.shared.settings.poll) {
+        if self.bell.look.swap(false, Ordering::Relaxed) || is_due(self.poll) {
             return Ok(true);
         }
         // A look at a repository of this server costs nothing.
@@ -443,15 +462,15 @@ impl Writer {
         };
         let (host, cluster, branch) = (self.shared.host.clone(), cluster.to_owned(), self.target.branch.clone());
         let tip = spawn_blocking(move || host.tip(&cluster, &branch)).await.context("embedded repository")?;
-        Ok(tip.map(|id| id.to_string()) != self.shared.store.head(&self.target).await?)
+        Ok(tip.map(|id| id.to_string()) != self.shared.store.head(&self.target).await?.map(|(head, _)| head))
     }
 
     /// Reads what others committed since the last time; `false`: nothing.
     async fn read(&self, mirror: &Mirror, tip: Option<Oid>, clusters: &HashMap<String, Cluster>) -> Result<bool> {
         let store = &self.shared.store;
-        let (base, tip) = match (store.head(&self.target).await?, tip) {
+        let ((base, count), tip) = match (store.head(&self.target).await?, tip) {
             (None, None) => return Ok(false),
-            (Some(base), None) => {
+            (Some((base, _)), None) => {
                 return Err(anyhow::anyhow!(
                     "the branch \"{}\" is not there any more; push it again, it was at {base}",
                     self.target.branch
@@ -462,14 +481,14 @@ impl Writer {
                 store.set_head(&self.target, &tip.to_string()).await?;
                 return Ok(false);
             }
-            (Some(base), Some(tip)) if base == tip.to_string() => return Ok(false),
-            (Some(base), Some(tip)) => (base, tip),
+            (Some((base, _)), Some(tip)) if base == tip.to_string() => return Ok(false),
+            (Some(head), Some(tip)) => (head, tip),
         };
         let folders = clusters.values().flat_map(|cluster| {
             ["environments", "cluster", "charts"].map(|folder| layout::below(&cluster.path, folder))
         });
         let (reader, folders) = (mirror.clone(), folders.collect::<Vec<_>>());
-        let reading = spawn_blocking(move || reader.reading(&base, tip, &folders));
+        let reading = spawn_blocking(move || reader.reading(&base, count, tip, &folders));
         let reading = reading.await.context("the commits of others could not be read")??;
         self.shared.people.found(&self.target, clusters, &reading).await?;
         faults::point(faults::READING);
@@ -765,13 +784,20 @@ impl Writer {
             }
         }
         for edit in restores {
-            self.restore(&mut work, edit, clusters).await?;
+            self.restore(mirror, tip, &mut work, edit, clusters).await?;
         }
         Ok(work)
     }
 
     /// Adds what was there before somebody's edit, unless the work says otherwise already.
-    async fn restore(&self, work: &mut Work, edit: GitEdit, clusters: &HashMap<String, Cluster>) -> Result<()> {
+    async fn restore(
+        &self,
+        mirror: &Mirror,
+        tip: Option<Oid>,
+        work: &mut Work,
+        edit: GitEdit,
+        clusters: &HashMap<String, Cluster>,
+    ) -> Result<()> {
         let Some(cluster) = clusters.get(&edit.cluster_id) else { return Ok(()) };
         let mut name = edit.path.clone();
         let files = match &edit.deployment_id {
@@ -781,13 +807,27 @@ impl Writer {
                 let Some(item) = self.shared.store.instances_to_write(&ids).await?.pop() else { return Ok(()) };
                 name = format!("deployment {}", item.deployment_name);
                 let files = deployment_files(&item, &folder(&item, clusters)?);
-                // Anywhere else its document has no business.
-                if files.contains_key(&edit.path) { files } else { Edits::from([(edit.path.clone(), Edit::Remove)]) }
+                if files.contains_key(&edit.path) {
+                    files
+                } else {
+                    // Anywhere else its document has no business; what is no document of it is somebody's.
+                    let (mirror, paths) = (mirror.clone(), vec![edit.path.clone()]);
+                    let read = spawn_blocking(move || mirror.read(tip, &paths));
+                    let text = read.await.context("the repository could not be read")??.pop().flatten();
+                    let is_its =
+                        text.is_some_and(|text| text.contains(id.as_str()) && text.contains("StyrminDeployment"));
+                    if is_its { Edits::from([(edit.path.clone(), Edit::Remove)]) } else { Edits::new() }
+                }
             }
             None => self.shared_files(&edit.path, cluster).await?,
         };
         for (path, file) in files {
-            work.edits.entry(path).or_insert(file);
+            match work.edits.entry(path) {
+                Slot::Vacant(empty) => drop(empty.insert(file)),
+                // That a file shall be there is not yet that it shall hold this.
+                Slot::Occupied(mut known) if matches!(known.get(), Edit::Keep(_)) => drop(known.insert(file)),
+                Slot::Occupied(_) => {}
+            }
         }
         work.rows.restored.push(edit.id.clone());
         work.message.restored.push(Restored {

@@ -614,6 +614,9 @@ pub struct Concerned {
     pub secrets_stamp: Option<String>,
 }
 
+/// Title of the observation that an application is being torn down: its removal has a reason.
+pub const TEARDOWN: &str = "Teardown";
+
 /// Something that a report showed of a deployment beside its tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observation {
@@ -1146,14 +1149,15 @@ pub trait Store: Send + Sync {
     /// there were.
     async fn forget(&self, before: Millis, keep: i64, limit: i64) -> Result<usize>;
 
-    /// How far the branch was read: the last commit that is known with all it holds.
-    async fn head(&self, target: &Target) -> Result<Option<String>>;
+    /// How far the branch was read: the last commit that is known with all it holds, and how often it was read.
+    async fn head(&self, target: &Target) -> Result<Option<(String, i64)>>;
     /// The branch was read up to this commit.
     async fn set_head(&self, target: &Target, commit: &str) -> Result<()>;
     /// The newest instance of a deployment that is in the repository.
     async fn committed_instance(&self, deployment: &str) -> Result<Option<Instance>>;
     /// Stores edits as they are now, with what follows: those to put back get an outbox row, held ones keep back
-    /// the changes of their deployment, earlier open ones of the same file end.
+    /// the changes of their deployment, earlier open ones of the same file end. One that was found before and is not
+    /// open any more is [`StoreError::Conflict`].
     async fn record_edits(&self, edits: &[GitEdit], target: &Target, author: &Person) -> Result<()>;
     /// Ends the open edits of files that are as we wrote them again.
     async fn close_edits(&self, cluster: &str, paths: &[String], now: Millis) -> Result<()>;
@@ -1161,11 +1165,13 @@ pub trait Store: Send + Sync {
     async fn edit(&self, id: &str) -> Result<Option<GitEdit>>;
     /// Edits, newest first, older than an id.
     async fn edits(&self, scope: EditScope<'_>, before: Option<&str>, limit: i64) -> Result<Vec<GitEdit>>;
+    /// The newest edit of a file that was taken over by a change that is not in the repository yet.
+    async fn adopted_edit(&self, cluster: &str, path: &str) -> Result<Option<GitEdit>>;
     /// Files of a cluster that were found in a reading.
     async fn edits_of(&self, cluster: &str, reading: &str) -> Result<Vec<String>>;
-    /// Removals that wait although nothing is left in the cluster since before `before`: somebody confirmed them
-    /// on the object.
-    async fn confirmed_removals(&self, target: &Target, before: Millis) -> Result<Vec<GitEdit>>;
+    /// Removals that wait although their teardown was seen, and then a snapshot without the object: somebody
+    /// confirmed them there.
+    async fn confirmed_removals(&self, target: &Target) -> Result<Vec<GitEdit>>;
 
     /// Repositories of clusters, and those with something to write or to find out.
     async fn targets(&self) -> Result<Vec<Target>>;

@@ -2,6 +2,7 @@
 //! `Db` is. Only SQL that both read alike may stand here.
 
 use super::{BEGIN, Db, for_share};
+use crate::store::TEARDOWN;
 use crate::store::{
     After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
     DeploymentPlace, DriverVersion, EditScope, EditState, Environment, FanOut, FanOutLevel, GitEdit, Instance,
@@ -478,8 +479,8 @@ async fn record_edit(tx: &mut Tx, row: &GitEdit) -> Result<()> {
     .bind(&row.id)
     .execute(&mut **tx)
     .await?;
-    sqlx::query(
-        "INSERT INTO edits (id, cluster_id, deployment_id, path, kind, state, commit_id, author_name, author_email, reading, content, message, task_id, created_at, decided_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) ON CONFLICT (id) DO UPDATE SET state = excluded.state, message = excluded.message, task_id = excluded.task_id, decided_at = excluded.decided_at",
+    let done = sqlx::query(
+        "INSERT INTO edits (id, cluster_id, deployment_id, path, kind, state, commit_id, author_name, author_email, reading, content, message, task_id, created_at, decided_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) ON CONFLICT (id) DO UPDATE SET state = excluded.state, message = excluded.message, task_id = excluded.task_id, decided_at = excluded.decided_at WHERE edits.state IN ('held', 'waiting')",
     )
     .bind(&row.id)
     .bind(&row.cluster_id)
@@ -498,7 +499,8 @@ async fn record_edit(tx: &mut Tx, row: &GitEdit) -> Result<()> {
     .bind(row.decided_at)
     .execute(&mut **tx)
     .await?;
-    Ok(())
+    // Somebody else decided meanwhile, or a newer one took its place.
+    one(done.rows_affected())
 }
 
 /// Waiting changes of a deployment are kept back while an edit of it is held, and no longer. The row of the
@@ -968,19 +970,17 @@ impl Store for SqlStore {
         .await?)
     }
 
-    async fn head(&self, target: &Target) -> Result<Option<String>> {
-        Ok(sqlx::query_scalar(
-            "SELECT commit_id FROM heads WHERE repository = $1 AND branch = $2 UNION ALL SELECT revision FROM revisions WHERE repository = $1 AND branch = $2 AND NOT EXISTS (SELECT 1 FROM heads WHERE repository = $1 AND branch = $2)",
-        )
-        .bind(&target.repository)
-        .bind(&target.branch)
-        .fetch_optional(&self.reader)
-        .await?)
+    async fn head(&self, target: &Target) -> Result<Option<(String, i64)>> {
+        Ok(sqlx::query_as("SELECT commit_id, reads FROM heads WHERE repository = $1 AND branch = $2")
+            .bind(&target.repository)
+            .bind(&target.branch)
+            .fetch_optional(&self.reader)
+            .await?)
     }
 
     async fn set_head(&self, target: &Target, commit: &str) -> Result<()> {
         sqlx::query(
-            "INSERT INTO heads (repository, branch, commit_id) VALUES ($1, $2, $3) ON CONFLICT (repository, branch) DO UPDATE SET commit_id = excluded.commit_id",
+            "INSERT INTO heads (repository, branch, commit_id, reads) VALUES ($1, $2, $3, 0) ON CONFLICT (repository, branch) DO UPDATE SET commit_id = excluded.commit_id, reads = heads.reads + 1",
         )
         .bind(&target.repository)
         .bind(&target.branch)
@@ -1061,13 +1061,23 @@ impl Store for SqlStore {
             .await?)
     }
 
-    async fn confirmed_removals(&self, target: &Target, before: Millis) -> Result<Vec<GitEdit>> {
+    async fn adopted_edit(&self, cluster: &str, path: &str) -> Result<Option<GitEdit>> {
         Ok(sqlx::query_as(
-            "SELECT x.* FROM clusters c JOIN edits x ON x.cluster_id = c.id JOIN reports r ON r.cluster_id = c.id WHERE c.repository = $1 AND c.branch = $2 AND x.state IN ('waiting', 'held') AND x.kind IN ('removed', 'moved', 'emptied') AND x.created_at < $3 AND r.reported_at > x.created_at AND x.deployment_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM statuses s WHERE s.deployment_id = x.deployment_id AND s.snapshot = 'deployments')",
+            "SELECT x.* FROM edits x JOIN tasks t ON t.id = x.task_id JOIN instances i ON i.id = t.instance_id WHERE x.cluster_id = $1 AND x.path = $2 AND x.state = 'adopted' AND i.state = 'pending' ORDER BY x.id DESC LIMIT 1",
+        )
+        .bind(cluster)
+        .bind(path)
+        .fetch_optional(&self.reader)
+        .await?)
+    }
+
+    async fn confirmed_removals(&self, target: &Target) -> Result<Vec<GitEdit>> {
+        Ok(sqlx::query_as(
+            "SELECT x.* FROM clusters c JOIN edits x ON x.cluster_id = c.id JOIN reports r ON r.cluster_id = c.id WHERE c.repository = $1 AND c.branch = $2 AND x.state IN ('waiting', 'held') AND x.kind IN ('removed', 'emptied') AND EXISTS (SELECT 1 FROM observations o WHERE o.deployment_id = x.deployment_id AND o.title = $3 AND o.at >= x.created_at AND r.deployments_at > o.at) AND NOT EXISTS (SELECT 1 FROM statuses s WHERE s.deployment_id = x.deployment_id AND s.snapshot = 'deployments')",
         )
         .bind(&target.repository)
         .bind(&target.branch)
-        .bind(before)
+        .bind(TEARDOWN)
         .fetch_all(&self.reader)
         .await?)
     }
@@ -1214,7 +1224,13 @@ impl Store for SqlStore {
             .await?;
             // All that lies between the commit and what it was made on is ours.
             sqlx::query(
-                "UPDATE heads SET commit_id = $3 WHERE repository = $1 AND branch = $2 AND commit_id = (SELECT base FROM batches WHERE commit_id = $3)",
+                "INSERT INTO heads (repository, branch, commit_id, reads) SELECT repository, branch, commit_id, 0 FROM batches WHERE commit_id = $1 AND base IS NULL ON CONFLICT (repository, branch) DO NOTHING",
+            )
+            .bind(commit)
+            .execute(&mut *tx)
+            .await?;
+            sqlx::query(
+                "UPDATE heads SET commit_id = $3, reads = reads + 1 WHERE repository = $1 AND branch = $2 AND commit_id = (SELECT base FROM batches WHERE commit_id = $3)",
             )
             .bind(&pushed.target.repository)
             .bind(&pushed.target.branch)

@@ -24,19 +24,18 @@ use super::{ChangeError, Changes, Result, invalid};
 use crate::repository::{self, Content, Finding, Reading};
 use crate::store::{
     Cluster, Deployment, EditKind, EditPolicy, EditScope, EditState, Environment, GitEdit, Instance, InstanceState,
-    Millis, Person, StoreError, Target,
+    Person, StoreError, Target,
 };
 use anyhow::Context as _;
 use async_trait::async_trait;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use styrmin_renderer::layout;
 use styrmin_renderer::names::{DeploymentId, EnvironmentId};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use verdict::{Files, Verdict, verdict};
 
-/// How long, in milliseconds, nothing of a removed deployment must have been reported before that counts as the end
-/// of its teardown: a report that was on its way when the removal was found says nothing.
-const SETTLE: Millis = 10_000;
+/// Most files that are looked into for whose document they hold.
+const STRAYS_MAX: usize = 2_000;
 /// Longest message that is stored.
 const MESSAGE_MAX: usize = 2_000;
 
@@ -62,8 +61,10 @@ struct Group {
 #[derive(Default)]
 struct Sorted {
     deployments: BTreeMap<String, Group>,
-    /// Files of environments, drivers and charts.
+    /// Files of environments, drivers and charts that hold something else.
     others: Vec<Finding>,
+    /// Files that hold what we wrote, and files that are not there and need not be.
+    settled: Vec<String>,
 }
 
 /// An edited deployment with what it is compared with.
@@ -74,6 +75,8 @@ struct Case {
     named: Option<Instance>,
     /// Where else its document lies.
     strays: Vec<Finding>,
+    /// What its message says besides.
+    note: Option<String>,
 }
 
 #[async_trait]
@@ -90,13 +93,37 @@ impl repository::People for Changes {
         Ok(())
     }
 
-    async fn look(&self, target: &Target) -> anyhow::Result<()> {
-        for row in self.store.confirmed_removals(target, self.clock.now() - SETTLE).await? {
+    async fn has_an_answer(&self, target: &Target) -> anyhow::Result<bool> {
+        Ok(!self.store.confirmed_removals(target).await?.is_empty())
+    }
+
+    async fn take_answers(&self, target: &Target) -> anyhow::Result<()> {
+        for row in self.store.confirmed_removals(target).await? {
             let message = "somebody confirmed the removal on the object, and the application is gone";
             let row = self.decided(row, EditState::Adopted, message);
             self.delete(row).await?;
         }
         Ok(())
+    }
+}
+
+impl Group {
+    /// Somebody wants its deployment gone.
+    fn is_removed(&self) -> bool {
+        self.document.as_ref().is_some_and(|document| document.blob.is_none()) && self.strays.is_empty()
+    }
+}
+
+impl Sorted {
+    /// Sorts a file that is one of `files`, or nobody's.
+    fn other(&mut self, finding: &Finding, files: &repository::Edits) {
+        use repository::Edit::{Keep, Remove, Write};
+        let is_ours = match files.get(&finding.path) {
+            None => return,
+            Some(Write(text) | Keep(text)) => finding.holds(text),
+            Some(Remove) => finding.blob.is_none(),
+        };
+        if is_ours { self.settled.push(finding.path.clone()) } else { self.others.push(finding.clone()) }
     }
 }
 
@@ -115,18 +142,14 @@ impl Changes {
             warn!(cluster = cluster.name, tip = reading.tip.id, message, "rewound");
             self.store.record_edits(&[row], target, &nobody).await?;
         }
-        let sorted = self.sort(cluster, reading).await?;
-        let mut ours = Vec::new();
-        let mut cases = Vec::new();
-        for (id, group) in sorted.deployments {
-            cases.extend(self.case(cluster, reading, &id, group, &mut ours).await?);
-        }
-        cases.retain(|case| !known.contains(&case.row.path));
-        self.store.close_edits(&cluster.id, &ours, self.clock.now()).await?;
-        let removals = cases.iter().filter(|case| case.row.kind == EditKind::Removed).count();
+        let mut sorted = self.sort(cluster, reading).await?;
+        let removals = sorted.deployments.values().filter(|group| group.is_removed()).count();
         let many = i64::try_from(removals).unwrap_or(i64::MAX) > cluster.removal_threshold;
-        let mut rows = Vec::new();
-        for case in cases {
+        for (id, group) in std::mem::take(&mut sorted.deployments) {
+            let Some(case) = self.case(cluster, reading, &id, group, &mut sorted.settled).await? else { continue };
+            if known.contains(&case.row.path) {
+                continue;
+            }
             info!(
                 cluster = cluster.name,
                 path = case.row.path,
@@ -134,9 +157,15 @@ impl Changes {
                 commit = case.row.commit_id,
                 "somebody edited"
             );
-            rows.extend(self.strays(&case, cluster.edit_policy));
+            let mut rows = self.strays(&case, cluster.edit_policy);
             match cluster.edit_policy {
-                EditPolicy::Hold => rows.push(self.held(case.row)),
+                EditPolicy::Hold => {
+                    let mut row = self.held(case.row);
+                    if let (Verdict::Broken(problem), Some(message)) = (&case.verdict, &mut row.message) {
+                        message.insert_str(0, &format!("{problem}; "));
+                    }
+                    rows.push(row);
+                }
                 EditPolicy::Restore => {
                     rows.push(self.decided(case.row, EditState::Restoring, "edits of this cluster are put back"));
                 }
@@ -147,24 +176,43 @@ impl Changes {
                     );
                     rows.push(GitEdit { state: EditState::Waiting, message: Some(message), ..case.row });
                 }
-                EditPolicy::Adopt => rows.extend(self.adopt(case).await?),
+                EditPolicy::Adopt => rows.extend(self.adopt_or_put_back(case).await?),
             }
+            self.record(&rows, target, &nobody).await?;
         }
-        for finding in sorted.others {
+        let mut rows = Vec::new();
+        for finding in sorted.others.iter().filter(|finding| !known.contains(&finding.path)) {
             let row = self.row(cluster, reading, EditKind::Other, None, &finding.path, &finding.commit, None);
-            if known.contains(&row.path) {
-                continue;
-            }
             rows.push(match cluster.edit_policy {
                 EditPolicy::Hold => self.held(row),
                 _ => self.decided(row, EditState::Restoring, "no deployment's configuration can say it"),
             });
         }
-        self.store.record_edits(&rows, target, &nobody).await?;
+        self.record(&rows, target, &nobody).await?;
+        Ok(self.store.close_edits(&cluster.id, &sorted.settled, self.clock.now()).await?)
+    }
+
+    async fn record(&self, rows: &[GitEdit], target: &Target, author: &Person) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.store.record_edits(rows, target, author).await?;
         for row in rows.iter().filter(|row| row.state == EditState::Held) {
             self.explain_held(row).await?;
         }
         Ok(())
+    }
+
+    /// One edit that goes wrong inside must not keep all others from being seen.
+    async fn adopt_or_put_back(&self, case: Case) -> Result<Option<GitEdit>> {
+        let row = case.row.clone();
+        match self.adopt(case).await {
+            Err(ChangeError::Internal(error)) => {
+                error!(error = format!("{error:#}"), path = row.path, "an edit cannot be taken over");
+                Ok(Some(self.decided(row, EditState::Restoring, "it cannot be taken over; the server's log says why")))
+            }
+            other => other,
+        }
     }
 
     /// Whose file each finding is. Those of nobody we know are not ours.
@@ -181,8 +229,7 @@ impl Changes {
             let parts: Vec<&str> = inside.split('/').collect();
             match parts.as_slice() {
                 ["environments", _, _, id, file] if [layout::DEPLOYMENT_FILE, layout::SECRETS_FILE].contains(file) => {
-                    let deployment = self.store.deployment(id).await?;
-                    let deployment = deployment.filter(|row| {
+                    let deployment = self.store.deployment(id).await?.filter(|row| {
                         folder(cluster, row).is_some_and(|folder| finding.path == format!("{folder}/{file}"))
                     });
                     let Some(deployment) = deployment else {
@@ -204,7 +251,7 @@ impl Changes {
                         continue;
                     }
                     let Some(Some(row)) = environments.get(id) else { continue };
-                    sorted.others.extend(differs(finding, &repository::environment_files(row, &cluster.path)?));
+                    sorted.other(finding, &repository::environment_files(row, &cluster.path)?);
                 }
                 ["cluster", "drivers", _] | ["charts", _, ..] => {
                     let catalog = self.drivers.catalog();
@@ -216,7 +263,7 @@ impl Changes {
                         inside == file || inside.strip_prefix(&folder).is_some_and(|rest| rest.starts_with('/'))
                     });
                     let Some(driver) = driver else { continue };
-                    sorted.others.extend(differs(finding, &repository::driver_files(driver, &cluster.path)?));
+                    sorted.other(finding, &repository::driver_files(driver, &cluster.path)?);
                 }
                 ["environments", ..] => strays.push(finding),
                 _ => {}
@@ -225,17 +272,38 @@ impl Changes {
         if reading.whole {
             self.add_absent(cluster, reading, &mut sorted).await?;
         }
-        for finding in strays {
-            let Some(found) = finding.content.text().filter(|text| text.contains("StyrminDeployment")) else {
-                continue;
-            };
-            let Some(named) = verdict::named(found) else { continue };
+        self.add_strays(cluster, reading, &strays, &mut sorted).await?;
+        Ok(sorted)
+    }
+
+    /// Documents of our deployments at places where they do not belong.
+    async fn add_strays(
+        &self,
+        cluster: &Cluster,
+        reading: &Reading,
+        strays: &[&Finding],
+        sorted: &mut Sorted,
+    ) -> Result<()> {
+        let is_yaml = |path: &str| path.ends_with(".yaml") || path.ends_with(".yml");
+        sorted.settled.extend(strays.iter().filter(|stray| stray.blob.is_none()).map(|stray| stray.path.clone()));
+        let strays: Vec<&&Finding> =
+            strays.iter().filter(|stray| stray.blob.is_some() && is_yaml(&stray.path)).take(STRAYS_MAX).collect();
+        for stray in strays {
+            let content = reading.contents(vec![stray.path.clone()]).await?;
+            let text = content.first().and_then(Content::text).filter(|text| text.contains("StyrminDeployment"));
+            let Some(named) = text.and_then(verdict::named) else { continue };
             let Some(instance) = self.store.instance(&named).await? else { continue };
-            if let Some(group) = sorted.deployments.get_mut(&instance.deployment_id) {
-                group.strays.push(finding.clone());
+            let Some(deployment) = self.store.deployment(&instance.deployment_id).await? else { continue };
+            let Some(folder) = folder(cluster, &deployment) else { continue };
+            let path = format!("{folder}/{}", layout::DEPLOYMENT_FILE);
+            let group = sorted.deployments.entry(deployment.id).or_default();
+            group.strays.push((*stray).clone());
+            if group.document.is_none() && reading.contents(vec![path.clone()]).await? == [Content::Absent] {
+                // It was moved once more.
+                group.document = Some(Finding { path, blob: None, commit: stray.commit.clone() });
             }
         }
-        Ok(sorted)
+        Ok(())
     }
 
     /// A reading without a beginning lists only what is there.
@@ -247,7 +315,7 @@ impl Changes {
             let Some(row) = self.store.deployment(&place.id).await? else { continue };
             let Some(folder) = folder(cluster, &row) else { continue };
             let path = format!("{folder}/{}", layout::DEPLOYMENT_FILE);
-            let finding = Finding { path, content: Content::Absent, commit: reading.tip.clone() };
+            let finding = Finding { path, blob: None, commit: reading.tip.clone() };
             sorted.deployments.entry(place.id).or_default().document = Some(finding);
         }
         Ok(())
@@ -266,29 +334,35 @@ impl Changes {
         Ok(known.get(environment).and_then(Option::as_ref).is_some_and(|row| row.cluster_id == cluster.id))
     }
 
-    /// What was done to a deployment's files. Those that are as we wrote them go to `ours`.
+    /// What was done to a deployment's files. Those that are as we wrote them are settled.
     async fn case(
         &self,
         cluster: &Cluster,
         reading: &Reading,
         id: &str,
         group: Group,
-        ours: &mut Vec<String>,
+        settled: &mut Vec<String>,
     ) -> Result<Option<Case>> {
         let Some(deployment) = self.store.deployment(id).await? else { return Ok(None) };
         // Nothing of it was written yet: what is there is nothing that we know.
         let Some(committed) = self.store.committed_instance(id).await? else { return Ok(None) };
         let environment: EnvironmentId = super::parse_id("environment", &deployment.environment_id)?;
-        let text = group.document.as_ref().and_then(|finding| finding.content.text());
+        let read = async |finding: Option<&Finding>| match finding {
+            Some(finding) => Ok::<_, ChangeError>(reading.contents(vec![finding.path.clone()]).await?.pop()),
+            None => Ok(None),
+        };
+        let (document, secrets) = (read(group.document.as_ref()).await?, read(group.secrets.as_ref()).await?);
+        let text = document.as_ref().and_then(Content::text);
         let named = self.named_instance(id, text).await?;
-        let files = Files {
-            document: group.document.as_ref().map(|finding| &finding.content),
-            secrets: group.secrets.as_ref().map(|finding| &finding.content),
-            elsewhere: !group.strays.is_empty(),
+        let files =
+            Files { document: document.as_ref(), secrets: secrets.as_ref(), elsewhere: !group.strays.is_empty() };
+        let committed = match &group.document {
+            Some(finding) => self.as_adopted(cluster, &finding.path, committed).await?,
+            None => committed,
         };
         let verdict = verdict(&environment, &committed, named.as_ref(), files);
         let Some(kind) = verdict.kind() else {
-            ours.extend([group.document, group.secrets].into_iter().flatten().map(|finding| finding.path));
+            settled.extend([group.document, group.secrets].into_iter().flatten().map(|finding| finding.path));
             return Ok(None);
         };
         let finding = match kind {
@@ -296,10 +370,35 @@ impl Changes {
             _ => group.document.or(group.secrets),
         };
         let Some(finding) = finding else { return Ok(None) };
-        // Somebody may have committed a secret in clear: it is not kept a second time.
-        let content = finding.content.text().filter(|_| kind != EditKind::Secrets).map(str::to_owned);
+        // Kept for a later decision; what somebody may have put in clear is not kept a second time.
+        let content = match &verdict {
+            Verdict::Changed { found, .. } if verdict::shows_a_secret(&committed.spec, found) => None,
+            Verdict::Changed { .. } | Verdict::Reverted | Verdict::Returned => text.map(str::to_owned),
+            _ => None,
+        };
         let row = self.row(cluster, reading, kind, Some(id), &finding.path, &finding.commit, content);
-        Ok(Some(Case { row, verdict, committed, named, strays: group.strays }))
+        Ok(Some(Case { row, verdict, committed, named, strays: group.strays, note: None }))
+    }
+
+    /// What the repository would hold if an edit that was adopted, but whose instance is not written yet, were ours: a
+    /// further edit of the same file is one of that.
+    async fn as_adopted(&self, cluster: &Cluster, path: &str, committed: Instance) -> Result<Instance> {
+        let Some(adopted) = self.store.adopted_edit(&cluster.id, path).await? else { return Ok(committed) };
+        if adopted.kind == EditKind::Removed {
+            return Ok(Instance { document: None, ..committed });
+        }
+        let Some(document) = adopted.content else { return Ok(committed) };
+        let Some(spec) = verdict::spec_of(&document) else { return Ok(committed) };
+        let newest = match &adopted.task_id {
+            Some(task) => self.store.task(task).await?,
+            None => None,
+        };
+        let newest = match newest {
+            Some(task) => self.store.instance(&task.instance_id).await?,
+            None => None,
+        };
+        let origins = newest.map_or_else(|| committed.origins.clone(), |newest| newest.origins);
+        Ok(Instance { document: Some(document), spec, origins, ..committed })
     }
 
     async fn named_instance(&self, deployment: &str, document: Option<&str>) -> Result<Option<Instance>> {
@@ -371,7 +470,8 @@ impl Changes {
     /// Makes an edit a change of its deployment, in one transaction with its row. What cannot become one is given
     /// back, to be put back.
     async fn adopt(&self, case: Case) -> Result<Option<GitEdit>> {
-        let Case { row, verdict, committed, named, .. } = case;
+        let Case { row, verdict, committed, named, note, .. } = case;
+        let noted = |message: String| note.as_ref().map_or(message.clone(), |note| format!("{message}; {note}"));
         let Some(id) = row.deployment_id.clone() else { return Ok(None) };
         let refuse = |row, reason: &str| Ok(Some(self.decided(row, EditState::Restoring, reason)));
         let Some(deployment) = self.store.deployment(&id).await? else { return Ok(None) };
@@ -381,6 +481,12 @@ impl Changes {
                 let mut said = express::express(&committed, &found, &deployment.driver_name, &self.drivers.catalog());
                 if beside {
                     said.refused.push("metadata (it follows from the deployment)".to_owned());
+                }
+                if said.taken.is_empty() && said.refused.is_empty() {
+                    return refuse(
+                        row,
+                        "nothing that counts differs: comments, formatting, or fields that nobody reads",
+                    );
                 }
                 if said.taken.is_empty() {
                     return refuse(row, &said.message());
@@ -408,7 +514,8 @@ impl Changes {
                 }
             }
             Verdict::Removed => {
-                let row = self.decided(row, EditState::Adopted, "taken over as the end of the deployment");
+                let row =
+                    self.decided(row, EditState::Adopted, &noted("taken over as the end of the deployment".to_owned()));
                 self.delete(row).await?;
                 return Ok(None);
             }
@@ -419,7 +526,7 @@ impl Changes {
             Verdict::Broken(problem) => return refuse(row, &problem),
             Verdict::Secrets => return refuse(row, "secrets are set as parameters, which this server encrypts"),
         };
-        let adopted = self.decided(row.clone(), EditState::Adopted, &message);
+        let adopted = self.decided(row.clone(), EditState::Adopted, &noted(message.clone()));
         let author = row.author();
         let changed =
             self.edit(&id, None, &author, |_| Ok(Edit { found: Some(Box::new(adopted.clone())), ..edit.clone() }));
@@ -512,12 +619,24 @@ impl Changes {
                 self.store.record_edits(&decided, &target, person).await?;
             }
             Decision::Adopt => {
-                let Some(case) = self.stored_case(&row).await? else {
+                let Some(mut case) = self.stored_case(&row).await? else {
                     return Err(invalid(object, "decision", "this file can only be put back; decide RESTORE"));
                 };
-                if let Some(refused) = self.adopt(case).await?.filter(|row| row.state == EditState::Restoring) {
-                    let reason = refused.message.unwrap_or_default();
-                    return Err(invalid(object, "decision", format!("it cannot be adopted: {reason}; decide RESTORE")));
+                case.note = Some(format!("decided by {}", person.name));
+                let row = case.row.clone();
+                match self.adopt(case).await? {
+                    Some(refused) if refused.state == EditState::Restoring => {
+                        let reason = refused.message.unwrap_or_default();
+                        let message = format!("it cannot be adopted: {reason}; decide RESTORE");
+                        return Err(invalid(object, "decision", message));
+                    }
+                    // A change that waits says the same already.
+                    Some(adopted) => self.store.record_edits(&[adopted], &target, person).await?,
+                    None if self.store.edit(id).await?.is_some_and(|now| now.state == row.state) => {
+                        // Its file is as we wrote it by now.
+                        self.store.close_edits(&row.cluster_id, &[row.path], self.clock.now()).await?;
+                    }
+                    None => {}
                 }
             }
         }
@@ -535,13 +654,18 @@ impl Changes {
         let content = row.content.clone().map_or(Content::Absent, Content::Text);
         let verdict = match row.kind {
             EditKind::Secrets => Verdict::Secrets,
+            EditKind::Emptied => Verdict::Emptied,
+            EditKind::Broken => Verdict::Broken(row.message.clone().unwrap_or_default()),
+            EditKind::Changed | EditKind::Reverted | EditKind::Returned if row.content.is_none() => {
+                Verdict::Broken("it holds a secret in clear, which is not kept here".to_owned())
+            }
             kind => {
                 let elsewhere = kind == EditKind::Moved;
                 let files = Files { document: Some(&content), secrets: None, elsewhere };
                 verdict(&environment, &committed, named.as_ref(), files)
             }
         };
-        Ok(Some(Case { row: row.clone(), verdict, committed, named, strays: Vec::new() }))
+        Ok(Some(Case { row: row.clone(), verdict, committed, named, strays: Vec::new(), note: None }))
     }
 }
 
@@ -551,14 +675,4 @@ fn folder(cluster: &Cluster, row: &Deployment) -> Option<String> {
     let deployment: DeploymentId = row.id.parse().ok()?;
     let shard = u32::try_from(row.shard).ok()?;
     Some(layout::below(&cluster.path, &layout::deployment_folder(&environment, shard, &deployment)))
-}
-
-/// The finding, when its file is one of these and holds something else.
-fn differs(finding: &Finding, files: &repository::Edits) -> Option<Finding> {
-    use repository::Edit::{Keep, Remove, Write};
-    let wanted = match files.get(&finding.path)? {
-        Write(text) | Keep(text) => Some(text.as_str()),
-        Remove => None,
-    };
-    (finding.content.text() != wanted || finding.content == Content::Other).then(|| finding.clone())
 }

@@ -3,6 +3,7 @@
 use crate::repository::Content;
 use crate::store::{EditKind, Instance};
 use serde_json::Value;
+use styrmin_renderer::context::SecretRef;
 use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::spec::{self, StyrminDeploymentSpec};
 use styrmin_renderer::yaml;
@@ -66,6 +67,22 @@ impl Verdict {
 /// The instance that a document names, whoever wrote it.
 pub(super) fn named(document: &str) -> Option<String> {
     spec::read_committed(document).ok().map(|file| file.instance_id)
+}
+
+/// What a document asks for, if it can be read.
+pub(super) fn spec_of(document: &str) -> Option<StyrminDeploymentSpec> {
+    let value: Value = yaml::from_str(document).ok()?;
+    serde_json::from_value(value["spec"].clone()).ok()
+}
+
+/// Whether a document holds something else where a secret's reference belongs.
+pub(super) fn shows_a_secret(written: &StyrminDeploymentSpec, found: &StyrminDeploymentSpec) -> bool {
+    let parameters = written.context["parameters"].as_object().into_iter().flatten();
+    let mut secrets = parameters.filter(|(_, value)| SecretRef::read(value).is_some());
+    secrets.any(|(name, _)| {
+        let found = &found.context["parameters"][name];
+        !found.is_null() && SecretRef::read(found).is_none()
+    })
 }
 
 /// What was done to the files of a deployment of `environment`. `committed` is what we wrote last, `named` the
