@@ -8,10 +8,10 @@ use styrmin_renderer::config::Object;
 use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeploymentSpec};
 use styrmin_server::store::{
     self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, Deployment, DeploymentOutcome, DeploymentState,
-    DriverVersion, EditPolicy, Environment, FanOut, FanOutLevel, FanOutState, Instance, InstanceOutcome, InstanceState,
-    LastReport, Lifecycle, Observation, OutboxKind, Person, Pushed, Report, Sealed, Secret, Snapshot, Sources,
-    StatusRow, StatusScope, Step, StepState, Store, StoreError, Target, Task, TaskScope, TaskState, TimelineKind,
-    Token, TokenKind, Untouched,
+    DriverVersion, EditKind, EditPolicy, EditScope, EditState, Environment, FanOut, FanOutLevel, FanOutState, GitEdit,
+    Instance, InstanceOutcome, InstanceState, LastReport, Lead, Lifecycle, Observation, OutboxKind, Person, Pushed,
+    Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState, Store, StoreError, Target,
+    Task, TaskScope, TaskState, TimelineKind, Token, TokenKind, Untouched,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -189,7 +189,7 @@ fn fan_out(id: &str, level: FanOutLevel) -> FanOut {
     }
 }
 
-async fn suite(store: Shared) {
+async fn suite(store: Shared, shared: bool) {
     tokens(&store).await;
     clusters_and_environments(&store).await;
     changes(&store).await;
@@ -203,6 +203,8 @@ async fn suite(store: Shared) {
     fan_outs(&store).await;
     history(&store).await;
     drivers(&store).await;
+    edits(&store).await;
+    leads(&store, shared).await;
 }
 
 async fn tokens(store: &Shared) {
@@ -333,6 +335,106 @@ fn current(mut change: Change) -> Change {
     change
 }
 
+fn other() -> Target {
+    Target { branch: "elsewhere".into(), ..target() }
+}
+
+async fn lead(store: &Shared) -> Lead {
+    store.lead("us", 60_000).await.unwrap().unwrap()
+}
+
+/// Of two processes one writes, and the word of the one before counts no more. `shared`: both may be alive.
+async fn leads(store: &Shared, shared: bool) {
+    store.resign(&lead(store).await).await.unwrap();
+    let first = store.lead("a", 100).await.unwrap().unwrap();
+    assert_eq!(store.lead("a", 60_000).await.unwrap(), Some(first.clone()), "kept");
+    let set = async |lead: &Lead| store.set_head(&other(), "c1", lead).await;
+    set(&first).await.unwrap();
+    assert_eq!(store.head(&other()).await.unwrap(), Some(("c1".into(), 0)));
+    set(&first).await.unwrap();
+    assert_eq!(store.head(&other()).await.unwrap(), Some(("c1".into(), 1)));
+    if shared {
+        assert_eq!(store.lead("b", 60_000).await.unwrap(), None, "it is another's");
+        store.resign(&first).await.unwrap();
+    }
+    let second = store.lead("b", 60_000).await.unwrap().unwrap();
+    assert_eq!(second.epoch, first.epoch + 1);
+    assert!(matches!(set(&first).await, Err(StoreError::Fenced)));
+    let pushed = Pushed {
+        batch: None,
+        target: other(),
+        revision: None,
+        rows: BatchRows::default(),
+        tasks: Vec::new(),
+        lead: first.clone(),
+    };
+    assert!(matches!(store.finish_batch(&pushed).await, Err(StoreError::Fenced)));
+    let edit = edit("x", EditState::Noted);
+    let stale = GitEdit { lead: Some(first.clone()), ..edit.clone() };
+    assert!(matches!(store.record_edits(&[stale], &other(), &ann()).await, Err(StoreError::Fenced)));
+    assert_eq!(store.edit("x").await.unwrap(), None);
+    store.resign(&first).await.unwrap();
+    set(&second).await.unwrap();
+    store.resign(&second).await.unwrap();
+}
+
+fn edit(id: &str, state: EditState) -> GitEdit {
+    GitEdit {
+        id: id.into(),
+        cluster_id: "cluster".into(),
+        deployment_id: Some("d".into()),
+        path: "p".into(),
+        kind: EditKind::Changed,
+        state,
+        commit_id: "c".into(),
+        author_name: "Pat".into(),
+        author_email: "pat@example.com".into(),
+        reading: id.into(),
+        content: None,
+        message: None,
+        task_id: None,
+        created_at: 10,
+        decided_at: None,
+        lead: None,
+    }
+}
+
+/// Edits that keep changes back, one decision for each, and of one file one open edit.
+async fn edits(store: &Shared) {
+    let row = store.change(&current(change(&deployment("e", "e")))).await.unwrap();
+    let of = |id: &str, state| GitEdit { deployment_id: Some("e".into()), ..edit(id, state) };
+    let waiting = async || {
+        let rows = store.outbox(&target(), 1000).await.unwrap();
+        let is_its = |row: &&store::OutboxRow| row.subject_id.starts_with("e-i") || row.kind == OutboxKind::Restore;
+        rows.iter().filter(is_its).map(|row| row.subject_id.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(waiting().await, ["e-i001"]);
+    store.record_edits(&[of("1", EditState::Held)], &target(), &ann()).await.unwrap();
+    assert_eq!(waiting().await, Vec::<String>::new(), "what waited is kept back");
+    store.change(&current(change(&row))).await.unwrap();
+    assert_eq!(waiting().await, Vec::<String>::new(), "and what comes");
+    // A newer edit of the same file takes its place; nobody decides about the older one any more.
+    store.record_edits(&[of("2", EditState::Held)], &target(), &ann()).await.unwrap();
+    assert_eq!(store.edit("1").await.unwrap().unwrap().state, EditState::Superseded);
+    let late = store.record_edits(&[of("1", EditState::Restoring)], &target(), &ann()).await;
+    assert!(matches!(late, Err(StoreError::Conflict)), "{late:?}");
+    assert_eq!(store.edit("2").await.unwrap().unwrap().state, EditState::Held, "nothing of it is stored");
+    let open = store.edits(EditScope::Open("cluster"), None, 10).await.unwrap();
+    assert_eq!(open.iter().map(|edit| edit.id.as_str()).collect::<Vec<_>>(), ["2"]);
+    store.record_edits(&[of("2", EditState::Restoring)], &target(), &ann()).await.unwrap();
+    assert_eq!(waiting().await, ["e-i001", "e-i002", "2"]);
+    let twice = GitEdit { reading: "2".into(), ..of("3", EditState::Noted) };
+    assert!(store.record_edits(&[twice], &target(), &ann()).await.is_err(), "one file is found once in a reading");
+    assert_eq!(store.edits_of("cluster", "2").await.unwrap(), ["p"]);
+    store.record_edits(&[of("4", EditState::Held)], &target(), &ann()).await.unwrap();
+    store.close_edits("cluster", &["p".into()], 11).await.unwrap();
+    assert_eq!(store.edit("4").await.unwrap().unwrap().state, EditState::Superseded);
+    assert_eq!(waiting().await[..2], ["e-i001", "e-i002"]);
+    let timeline = store.timeline("e", None, 100).await.unwrap();
+    let told = timeline.iter().filter(|entry| entry.kind == TimelineKind::Edited).count();
+    assert_eq!(told, 3, "{timeline:?}");
+}
+
 /// The timeline of a deployment, and what is forgotten of it.
 async fn history(store: &Shared) {
     let mut row = store.change(&current(change(&deployment("h", "h")))).await.unwrap();
@@ -346,8 +448,14 @@ async fn history(store: &Shared) {
         if sequence == 2 {
             (task.steps[0].state, task.steps[0].ended_at) = (StepState::Succeeded, Some(150));
         }
-        let pushed =
-            Pushed { batch: None, target: target(), revision: None, rows: BatchRows::default(), tasks: vec![task] };
+        let pushed = Pushed {
+            batch: None,
+            target: target(),
+            revision: None,
+            rows: BatchRows::default(),
+            tasks: vec![task],
+            lead: lead(store).await,
+        };
         store.finish_batch(&pushed).await.unwrap();
     }
     let mut report = report(Snapshot::Deployments, 0);
@@ -526,9 +634,10 @@ async fn outbox(store: &Shared) {
         state,
         created_at: 9,
     };
-    store.prepare_batch(&batch("c1", BatchState::Prepared)).await.unwrap();
-    store.abandon_batch(&batch("c1", BatchState::Prepared)).await.unwrap();
-    store.prepare_batch(&batch("c2", BatchState::Prepared)).await.unwrap();
+    let lead = lead(store).await;
+    store.prepare_batch(&batch("c1", BatchState::Prepared), &lead).await.unwrap();
+    store.abandon_batch(&batch("c1", BatchState::Prepared), &lead).await.unwrap();
+    store.prepare_batch(&batch("c2", BatchState::Prepared), &lead).await.unwrap();
     let open = store.open_batches(&target()).await.unwrap();
     let mut abandoned = batch("c1", BatchState::Abandoned);
     abandoned.rows.outbox.clear();
@@ -545,6 +654,7 @@ async fn outbox(store: &Shared) {
         revision: Some("c2".into()),
         rows: batch("c2", BatchState::Prepared).rows,
         tasks: vec![tasks[0].clone(), tasks[2].clone()],
+        lead: lead.clone(),
     };
     // A task that moved meanwhile: nothing of the end is stored.
     let mut stale = pushed.clone();
@@ -837,7 +947,7 @@ async fn drivers(store: &Shared) {
 async fn sqlite_conforms() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("x.db").display());
-    suite(store::open(&url).await.unwrap()).await;
+    suite(store::open(&url).await.unwrap(), false).await;
     // Opened again, everything is there.
     assert!(store::open(&url).await.unwrap().has_administrator().await.unwrap());
 }
@@ -846,6 +956,6 @@ async fn sqlite_conforms() {
 async fn postgresql_conforms() {
     let postgres = Postgres::start().await;
     let url = postgres.database().await;
-    suite(store::open(&url).await.unwrap()).await;
+    suite(store::open(&url).await.unwrap(), true).await;
     assert!(store::open(&url).await.unwrap().has_administrator().await.unwrap());
 }

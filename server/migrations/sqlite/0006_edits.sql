@@ -48,3 +48,11 @@ ALTER TABLE outbox ADD COLUMN edit_id TEXT;
 
 -- Public keys of others whose commits Flux accepts beside ours, as a list; NULL: it accepts every commit.
 ALTER TABLE clusters ADD COLUMN trusted_keys TEXT;
+
+-- The process that writes to the repositories: one row. `until` in milliseconds of the database's clock.
+CREATE TABLE leads (
+    id INTEGER PRIMARY KEY NOT NULL,
+    holder TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    until INTEGER NOT NULL
+);

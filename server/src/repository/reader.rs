@@ -4,6 +4,7 @@
 //! it finds; who asks compares it with what was written.
 
 use super::mirror::Mirror;
+use crate::store::Lead;
 use git2::{Commit, Delta, DiffOptions, ErrorCode, ObjectType, Oid, Repository, Sort, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,6 +32,8 @@ pub struct Reading {
     pub whole: bool,
     /// Files that differ, by path.
     pub findings: Vec<Finding>,
+    /// Who reads: what follows is stored only while that one leads.
+    pub lead: Option<Lead>,
     mirror: Mirror,
 }
 
@@ -183,6 +186,7 @@ impl Mirror {
             rewound: !leads_on,
             whole: begin.is_none(),
             findings,
+            lead: None,
             mirror: self.clone(),
         })
     }

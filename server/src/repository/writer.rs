@@ -14,8 +14,8 @@ use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::secrets::{ServerKey, credentials_place};
 use crate::store::{
-    Batch, BatchRows, BatchState, Cluster, EditState, GitEdit, InstancePlace, InstanceToWrite, Millis, OutboxKind,
-    OutboxRow, Person, Pushed, Store, StoreError, Target, Task,
+    Batch, BatchRows, BatchState, Cluster, EditState, GitEdit, InstancePlace, InstanceToWrite, Lead, Millis, Notice,
+    OutboxKind, OutboxRow, Person, Pushed, Store, StoreError, Target, Task,
 };
 use crate::tasks::machine::{self, Event};
 use crate::{faults, metrics};
@@ -32,11 +32,18 @@ use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::{DeploymentId, EnvironmentId};
 use styrmin_renderer::spec::{self, Committed};
 use styrmin_renderer::{diff, layout, objects, yaml};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument as _, error, info, info_span, warn};
 
+/// How long, in milliseconds, a lead lasts without a word from who has it.
+const LEAD: Millis = 10_000;
+/// How often it is kept.
+const KEEP: Duration = Duration::from_secs(3);
+/// Notices of other replicas that may wait to be looked at.
+const NOTICES: usize = 1_000;
 /// Repositories that are looked at at the same time although nothing waits for them.
 static LOOKING: Semaphore = Semaphore::const_new(8);
 /// How the repositories of this server are called.
@@ -115,8 +122,68 @@ impl Bell {
 }
 
 impl Writers {
-    /// Runs a writer for each repository, until `stop`.
+    /// Writes while this process leads, until `stop`. Of several replicas one does; when it dies, another takes over
+    /// once its lead has run out, and what the dead one stored last counts no more if it comes late.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let holder = uuid::Uuid::now_v7().to_string();
+        let hearing = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).hear()));
+        loop {
+            match self.store.lead(&holder, LEAD).await {
+                Ok(Some(lead)) => {
+                    info!(epoch = lead.epoch, "this server writes to the repositories");
+                    let lost = stop.child_token();
+                    let keeping = tokio::spawn(Arc::clone(&self).keep(lead.clone(), lost.clone()));
+                    let keeping = AbortOnDropHandle::new(keeping);
+                    Arc::clone(&self).write(&lead, lost).await;
+                    drop(keeping);
+                    if stop.is_cancelled() {
+                        if let Err(error) = self.store.resign(&lead).await {
+                            warn!(%error, "another server has to wait until it may write");
+                        }
+                        break;
+                    }
+                    warn!("another server writes to the repositories now, or the database did not answer");
+                }
+                Ok(None) => {}
+                Err(error) => error!(%error, "the database does not say who writes to the repositories"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = tokio::time::sleep(KEEP) => {}
+            }
+        }
+        drop(hearing);
+    }
+
+    /// Keeps the lead; without it, ends what writes.
+    async fn keep(self: Arc<Self>, lead: Lead, lost: CancellationToken) {
+        let mut kept = tokio::time::Instant::now();
+        loop {
+            tokio::time::sleep(KEEP).await;
+            match self.store.lead(&lead.holder, LEAD).await {
+                Ok(Some(now)) if now == lead => kept = tokio::time::Instant::now(),
+                Err(_) if kept.elapsed() < Duration::from_millis(LEAD.unsigned_abs()) => {}
+                _ => break lost.cancel(),
+            }
+        }
+    }
+
+    /// Hears what other replicas stored.
+    async fn hear(self: Arc<Self>) {
+        let (tell, mut told) = mpsc::channel(NOTICES);
+        let heard = async {
+            while let Some(notice) = told.recv().await {
+                match notice {
+                    Notice::Waits(target) => self.wake.target(&target),
+                    Notice::Moved(target) => self.pushes.tell(&target),
+                }
+            }
+        };
+        tokio::join!(self.store.hear(tell), heard);
+    }
+
+    /// Runs a writer for each repository, until `stop`.
+    async fn write(self: Arc<Self>, lead: &Lead, stop: CancellationToken) {
         let mut writers: HashMap<Target, Arc<Bell>> = HashMap::new();
         let mut tasks = JoinSet::new();
         loop {
@@ -134,6 +201,7 @@ impl Writers {
                                 moved: 0,
                                 gather: None,
                                 bell: Arc::clone(&bell),
+                                lead: lead.clone(),
                                 look: true,
                                 poll: self.settings.poll.mul_f64(0.75 + rand::random::<f64>() / 2.0),
                                 looked: None,
@@ -220,6 +288,8 @@ struct Writer {
     /// How long to gather changes before the next round: as long as the last push took.
     gather: Option<Duration>,
     bell: Arc<Bell>,
+    /// Under which it stores what it does.
+    lead: Lead,
     /// Somebody may have committed something that was not read yet.
     look: bool,
     /// How often to look although nobody told: not all at the same moment.
@@ -287,7 +357,9 @@ impl Writer {
                         retry_in_ms = wait.as_millis() as u64,
                         "changes wait for the repository"
                     );
-                    self.explain(&error, wait).await;
+                    if !matches!(error, RoundError::Store(StoreError::Fenced)) {
+                        self.explain(&error, wait).await;
+                    }
                     wait
                 }
             };
@@ -397,7 +469,7 @@ impl Writer {
                 state: BatchState::Prepared,
                 created_at: now,
             };
-            shared.store.prepare_batch(&batch).await?;
+            shared.store.prepare_batch(&batch, &self.lead).await?;
             faults::point("after-prepare");
             let answer = mirror.push(commit).await;
             faults::point("after-push");
@@ -430,7 +502,7 @@ impl Writer {
                 self.gather = Some(started.elapsed().min(GATHER_MAX));
                 return Ok(Outcome::Again);
             }
-            shared.store.abandon_batch(&batch).await?;
+            shared.store.abandon_batch(&batch, &self.lead).await?;
             if new_tip == tip || self.moved >= MOVED_MAX {
                 self.moved = 0;
                 return Err(answer.err().map_or_else(
@@ -478,7 +550,7 @@ impl Writer {
                 .into());
             }
             (None, Some(tip)) => {
-                store.set_head(&self.target, &tip.to_string()).await?;
+                store.set_head(&self.target, &tip.to_string(), &self.lead).await?;
                 return Ok(false);
             }
             (Some((base, _)), Some(tip)) if base == tip.to_string() => return Ok(false),
@@ -489,10 +561,11 @@ impl Writer {
         });
         let (reader, folders) = (mirror.clone(), folders.collect::<Vec<_>>());
         let reading = spawn_blocking(move || reader.reading(&base, count, tip, &folders));
-        let reading = reading.await.context("the commits of others could not be read")??;
+        let mut reading = reading.await.context("the commits of others could not be read")??;
+        reading.lead = Some(self.lead.clone());
         self.shared.people.found(&self.target, clusters, &reading).await?;
         faults::point(faults::READING);
-        store.set_head(&self.target, &reading.tip.id).await?;
+        store.set_head(&self.target, &reading.tip.id, &self.lead).await?;
         self.shared.pushes.tell(&self.target);
         Ok(true)
     }
@@ -565,7 +638,7 @@ impl Writer {
                 info!(commit = batch.commit_id, "an earlier push has arrived");
                 self.finish(Some(&batch.commit_id), Some(&batch.commit_id), &batch.rows).await?;
             } else if batch.state == BatchState::Prepared {
-                self.shared.store.abandon_batch(batch).await?;
+                self.shared.store.abandon_batch(batch, &self.lead).await?;
             }
         }
         Ok(!found.is_empty())
@@ -581,6 +654,7 @@ impl Writer {
                 revision: revision.map(str::to_owned),
                 rows: rows.clone(),
                 tasks: self.moved_tasks(batch.and(revision), rows).await?,
+                lead: self.lead.clone(),
             };
             match store.finish_batch(&pushed).await {
                 Err(StoreError::Conflict) => {}

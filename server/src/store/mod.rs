@@ -30,6 +30,9 @@ pub enum StoreError {
     /// A unique name or place is taken.
     #[error("it exists already")]
     Exists,
+    /// Another process writes to the repositories now.
+    #[error("another server writes to the repositories now")]
+    Fenced,
     /// The database failed.
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
@@ -687,6 +690,9 @@ pub struct GitEdit {
     pub created_at: Millis,
     /// When it was clear what becomes of it.
     pub decided_at: Option<Millis>,
+    /// Who found it, as long as that is not stored: it may be only while it leads.
+    #[sqlx(skip)]
+    pub lead: Option<Lead>,
 }
 
 impl GitEdit {
@@ -748,6 +754,24 @@ pub struct Target {
     pub repository: String,
     /// The branch.
     pub branch: String,
+}
+
+/// The right of one process to write to the repositories. What is stored under an older one is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lead {
+    /// The process.
+    pub holder: String,
+    /// Counts how often it went to another process.
+    pub epoch: i64,
+}
+
+/// What happened in the database by whatever process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// Something waits for this repository.
+    Waits(Target),
+    /// This branch was pushed to, or read.
+    Moved(Target),
 }
 
 /// A commit that was made and perhaps pushed.
@@ -875,6 +899,8 @@ pub struct Pushed {
     pub rows: BatchRows,
     /// Tasks as they are now, computed by the task state machine; `version` as read.
     pub tasks: Vec<Task>,
+    /// Who says so.
+    pub lead: Lead,
 }
 
 /// The last report that was accepted from a cluster's agent.
@@ -1151,8 +1177,8 @@ pub trait Store: Send + Sync {
 
     /// How far the branch was read: the last commit that is known with all it holds, and how often it was read.
     async fn head(&self, target: &Target) -> Result<Option<(String, i64)>>;
-    /// The branch was read up to this commit.
-    async fn set_head(&self, target: &Target, commit: &str) -> Result<()>;
+    /// The branch was read up to this commit, by who leads.
+    async fn set_head(&self, target: &Target, commit: &str, lead: &Lead) -> Result<()>;
     /// The newest instance of a deployment that is in the repository.
     async fn committed_instance(&self, deployment: &str) -> Result<Option<Instance>>;
     /// Stores edits as they are now, with what follows: those to put back get an outbox row, held ones keep back
@@ -1189,13 +1215,20 @@ pub trait Store: Send + Sync {
     async fn running_tasks(&self, deployment: &str, up_to: i64) -> Result<Vec<Task>>;
     /// Writes why the first unfinished step of these tasks waits.
     async fn explain_waiting(&self, instances: &[String], message: &str) -> Result<()>;
-    /// Records a commit before its push.
-    async fn prepare_batch(&self, batch: &Batch) -> Result<()>;
+    /// Takes or keeps the right to write to the repositories for `limit` milliseconds; `None`: another process has
+    /// it.
+    async fn lead(&self, holder: &str, limit: Millis) -> Result<Option<Lead>>;
+    /// Gives it back.
+    async fn resign(&self, lead: &Lead) -> Result<()>;
+    /// Hears what other processes store, for as long as the future is awaited. An embedded database has none.
+    async fn hear(&self, tell: tokio::sync::mpsc::Sender<Notice>);
+    /// Records a commit before its push, by who leads.
+    async fn prepare_batch(&self, batch: &Batch, lead: &Lead) -> Result<()>;
     /// Commits of one repository that may still turn up.
     async fn open_batches(&self, target: &Target) -> Result<Vec<Batch>>;
     /// The commit is not in the remote's history. Of its rows only the instances stay: should it turn
     /// up later, it says what they became, and the rest is found waiting and planned again.
-    async fn abandon_batch(&self, batch: &Batch) -> Result<()>;
+    async fn abandon_batch(&self, batch: &Batch, lead: &Lead) -> Result<()>;
     /// The repository holds what the rows ask for: they leave the outbox, their tasks move on.
     async fn finish_batch(&self, pushed: &Pushed) -> Result<()>;
 

@@ -1,9 +1,11 @@
 //! PostgreSQL, for several server replicas.
 
-use super::Result;
-use sqlx::postgres::PgPoolOptions;
+use super::{Notice, Result, Target};
+use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::{Pool, Transaction};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
+use tracing::warn;
 
 #[path = "sql.rs"]
 #[expect(clippy::duplicate_mod, reason = "one text of SQL, compiled for each database")]
@@ -19,6 +21,62 @@ macro_rules! for_share {
     };
 }
 pub(super) use for_share;
+
+/// The database's clock, in milliseconds.
+macro_rules! now_ms {
+    () => {
+        "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+    };
+}
+pub(super) use now_ms;
+
+/// Whether several processes may use it at a time.
+const SHARED: bool = true;
+/// Where processes tell each other what they store.
+const CHANNEL: &str = "styrmin";
+/// Pause before listening again.
+const LISTEN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Tells the other processes once the transaction is committed.
+async fn tell(tx: &mut Transaction<'static, Db>, notice: &Notice) -> Result<()> {
+    let (word, target) = match notice {
+        Notice::Waits(target) => ("waits", target),
+        Notice::Moved(target) => ("moved", target),
+    };
+    sqlx::query("SELECT pg_notify($1, $2)")
+        .bind(CHANNEL)
+        .bind(format!("{word}\n{}\n{}", target.repository, target.branch))
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
+
+/// Hears them. What is lost while the connection is costs time only: everybody also looks by themselves.
+async fn hear(pool: &Pool<Db>, tell: mpsc::Sender<Notice>) {
+    loop {
+        let heard = async {
+            let mut listener = PgListener::connect_with(pool).await?;
+            listener.listen(CHANNEL).await?;
+            loop {
+                let said = listener.recv().await?;
+                let mut parts = said.payload().split('\n').map(str::to_owned);
+                let (Some(word), Some(repository), Some(branch)) = (parts.next(), parts.next(), parts.next()) else {
+                    continue;
+                };
+                let target = Target { repository, branch };
+                let notice = if word == "waits" { Notice::Waits(target) } else { Notice::Moved(target) };
+                if tell.send(notice).await.is_err() {
+                    return Ok::<(), sqlx::Error>(());
+                }
+            }
+        };
+        match heard.await {
+            Ok(()) => return,
+            Err(error) => warn!(%error, "the database does not tell what other servers store"),
+        }
+        tokio::time::sleep(LISTEN_PAUSE).await;
+    }
+}
 
 const CONNECTIONS: u32 = 16;
 const CHANGES: usize = 8;

@@ -1,8 +1,7 @@
 //! The statements, once for both databases: compiled in `sqlite` and in `postgres`, which say what
 //! `Db` is. Only SQL that both read alike may stand here.
 
-use super::{BEGIN, Db, for_share};
-use crate::store::TEARDOWN;
+use super::{BEGIN, Db, SHARED, for_share, now_ms};
 use crate::store::{
     After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
     DeploymentPlace, DriverVersion, EditScope, EditState, Environment, FanOut, FanOutLevel, GitEdit, Instance,
@@ -10,12 +9,13 @@ use crate::store::{
     Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store, StoreError,
     Target, Task, TaskScope, TimelineEntry, Token, TokenKind, Untouched,
 };
+use crate::store::{Lead, Notice, TEARDOWN};
 use async_trait::async_trait;
 use sqlx::types::Json;
 use sqlx::{Pool, QueryBuilder, Row as _, Transaction};
 use std::collections::HashMap;
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 /// A store on one kind of database.
 pub(in crate::store) struct SqlStore {
@@ -112,7 +112,18 @@ async fn insert_outbox(
     .bind(fan_out)
     .execute(&mut **tx)
     .await?;
-    Ok(())
+    super::tell(tx, &Notice::Waits(target.clone())).await
+}
+
+/// What an older lead says counts no more.
+async fn check_lead(tx: &mut Tx, lead: &Lead) -> Result<()> {
+    let found: Option<i64> =
+        sqlx::query_scalar(for_share!("SELECT epoch FROM leads WHERE id = 1 AND holder = $1 AND epoch = $2"))
+            .bind(&lead.holder)
+            .bind(lead.epoch)
+            .fetch_optional(&mut **tx)
+            .await?;
+    if found.is_some() { Ok(()) } else { Err(StoreError::Fenced) }
 }
 
 async fn insert_fan_out(tx: &mut Tx, row: &FanOut) -> Result<()> {
@@ -470,6 +481,9 @@ async fn record_all(tx: &mut Tx, report: &Report) -> Result<()> {
 
 /// Stores an edit as it is now. Earlier open ones of the same file end: what they found is not there any more.
 async fn record_edit(tx: &mut Tx, row: &GitEdit) -> Result<()> {
+    if let Some(lead) = &row.lead {
+        check_lead(tx, lead).await?;
+    }
     sqlx::query(
         "UPDATE edits SET state = 'superseded', decided_at = $3 WHERE cluster_id = $1 AND path = $2 AND id <> $4 AND state IN ('held', 'waiting', 'restoring')",
     )
@@ -978,16 +992,19 @@ impl Store for SqlStore {
             .await?)
     }
 
-    async fn set_head(&self, target: &Target, commit: &str) -> Result<()> {
+    async fn set_head(&self, target: &Target, commit: &str, lead: &Lead) -> Result<()> {
+        let mut tx = self.begin().await?;
+        check_lead(&mut tx, lead).await?;
         sqlx::query(
             "INSERT INTO heads (repository, branch, commit_id, reads) VALUES ($1, $2, $3, 0) ON CONFLICT (repository, branch) DO UPDATE SET commit_id = excluded.commit_id, reads = heads.reads + 1",
         )
         .bind(&target.repository)
         .bind(&target.branch)
         .bind(commit)
-        .execute(&self.writer)
+        .execute(&mut *tx)
         .await?;
-        Ok(())
+        super::tell(&mut tx, &Notice::Moved(target.clone())).await?;
+        Ok(tx.commit().await?)
     }
 
     async fn committed_instance(&self, deployment: &str) -> Result<Option<Instance>> {
@@ -1165,8 +1182,37 @@ impl Store for SqlStore {
         Ok(tx.commit().await?)
     }
 
-    async fn prepare_batch(&self, batch: &Batch) -> Result<()> {
+    async fn lead(&self, holder: &str, limit: Millis) -> Result<Option<Lead>> {
+        // Of an embedded database there is one process: the one before is gone.
+        let free = if SHARED { "leads.until < " } else { "leads.until IS NOT NULL OR 0 < " };
+        let query = format!(
+            "INSERT INTO leads (id, holder, epoch, until) VALUES (1, $1, 1, {now} + $2) ON CONFLICT (id) DO UPDATE SET epoch = CASE WHEN leads.holder = excluded.holder THEN leads.epoch ELSE leads.epoch + 1 END, holder = excluded.holder, until = excluded.until WHERE leads.holder = excluded.holder OR {free} {now} RETURNING epoch",
+            now = now_ms!()
+        );
+        let epoch: Option<i64> = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
+            .bind(holder)
+            .bind(limit)
+            .fetch_optional(&self.writer)
+            .await?;
+        Ok(epoch.map(|epoch| Lead { holder: holder.to_owned(), epoch }))
+    }
+
+    async fn resign(&self, lead: &Lead) -> Result<()> {
+        sqlx::query("UPDATE leads SET until = 0 WHERE id = 1 AND holder = $1 AND epoch = $2")
+            .bind(&lead.holder)
+            .bind(lead.epoch)
+            .execute(&self.writer)
+            .await?;
+        Ok(())
+    }
+
+    async fn hear(&self, tell: mpsc::Sender<Notice>) {
+        super::hear(&self.reader, tell).await;
+    }
+
+    async fn prepare_batch(&self, batch: &Batch, lead: &Lead) -> Result<()> {
         let mut tx = self.begin().await?;
+        check_lead(&mut tx, lead).await?;
         sqlx::query(
             "DELETE FROM batches WHERE repository = $1 AND branch = $2 AND state = 'abandoned' AND created_at < $3",
         )
@@ -1201,19 +1247,22 @@ impl Store for SqlStore {
         .await?)
     }
 
-    async fn abandon_batch(&self, batch: &Batch) -> Result<()> {
+    async fn abandon_batch(&self, batch: &Batch, lead: &Lead) -> Result<()> {
+        let mut tx = self.begin().await?;
+        check_lead(&mut tx, lead).await?;
         // A tip that moves quickly abandons many commits of thousands of rows each.
         let rows = BatchRows { instances: batch.rows.instances.clone(), ..BatchRows::default() };
         sqlx::query("UPDATE batches SET state = 'abandoned', rows = $2 WHERE commit_id = $1 AND state = 'prepared'")
             .bind(&batch.commit_id)
             .bind(Json(rows))
-            .execute(&self.writer)
+            .execute(&mut *tx)
             .await?;
-        Ok(())
+        Ok(tx.commit().await?)
     }
 
     async fn finish_batch(&self, pushed: &Pushed) -> Result<()> {
         let mut tx = self.begin().await?;
+        check_lead(&mut tx, &pushed.lead).await?;
         if let Some(commit) = &pushed.batch {
             // An older commit that is found later does not take the place of a newer one.
             sqlx::query(
@@ -1237,6 +1286,7 @@ impl Store for SqlStore {
             .bind(commit)
             .execute(&mut *tx)
             .await?;
+            super::tell(&mut tx, &Notice::Moved(pushed.target.clone())).await?;
             // Abandoned commits of ours cannot turn up after this one: they were made on a tip that
             // is history now, and nothing of ours is ever forced.
             sqlx::query(

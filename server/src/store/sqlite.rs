@@ -1,10 +1,11 @@
 //! The embedded default: one writer connection, many readers, WAL.
 
-use super::Result;
+use super::{Notice, Result};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Pool, Transaction};
 use std::str::FromStr;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 
 #[path = "sql.rs"]
 #[expect(clippy::duplicate_mod, reason = "one text of SQL, compiled for each database")]
@@ -22,7 +23,27 @@ macro_rules! for_share {
 }
 pub(super) use for_share;
 
+/// The database's clock, in milliseconds.
+macro_rules! now_ms {
+    () => {
+        "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
+    };
+}
+pub(super) use now_ms;
+
+/// Whether several processes may use it at a time.
+const SHARED: bool = false;
 const READERS: u32 = 8;
+
+/// Nobody else listens.
+async fn tell(_: &mut Transaction<'static, Db>, _: &Notice) -> Result<()> {
+    Ok(())
+}
+
+/// Nobody else tells.
+async fn hear(_: &Pool<Db>, _: mpsc::Sender<Notice>) {
+    std::future::pending::<()>().await;
+}
 
 pub(super) async fn open(url: &str) -> Result<sql::SqlStore> {
     let options = SqliteConnectOptions::from_str(url)?

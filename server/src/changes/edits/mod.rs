@@ -433,6 +433,7 @@ impl Changes {
             task_id: None,
             created_at: self.clock.now(),
             decided_at: None,
+            lead: reading.lead.clone(),
         }
     }
 
