@@ -8,9 +8,11 @@
 //! The way through the modules: [`driver`] reads a driver; [`config`] merges the levels;
 //! [`context`] resolves both into one tree; [`spec`] holds it as a `StyrminDeployment`;
 //! [`diff`] and [`plan`] compare two of them; [`objects`] and [`values`] turn one into what
-//! Kubernetes gets; [`layout`] says where each file lies in the cluster's repository.
+//! Kubernetes gets; [`layout`] says where each file lies in the cluster's repository, and
+//! [`checkout`] whether such files are good.
 
 pub mod canonical;
+pub mod checkout;
 pub mod config;
 pub mod context;
 pub mod diff;

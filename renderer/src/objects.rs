@@ -224,6 +224,7 @@ pub fn driver_config_map(driver: &Driver) -> Value {
         "metadata": {
             "annotations": {
                 "kustomize.toolkit.fluxcd.io/substitute": "disabled",
+                CONTENT_ANNOTATION: travelling_digest(driver),
                 "styrmin.io/driver-digest": driver.digest,
             },
             "labels": {
@@ -237,6 +238,26 @@ pub fn driver_config_map(driver: &Driver) -> Value {
         "data": data,
         "immutable": true,
     })
+}
+
+/// Annotation with the digest of all that travels of a driver: its definition and its chart.
+pub const CONTENT_ANNOTATION: &str = "styrmin.io/content-digest";
+
+fn travelling_digest(driver: &Driver) -> String {
+    let folder = driver.chart_folder().unwrap_or_default();
+    let definition =
+        [DRIVER_FILE, VALUES_FILE].into_iter().filter_map(|name| Some((name.to_owned(), driver.files.get(name)?)));
+    let chart = driver.chart_files().filter_map(|(path, _)| {
+        let path = format!("{folder}/{path}");
+        driver.files.get(&path).map(|text| (path.clone(), text))
+    });
+    content_digest(definition.chain(chart).map(|(path, text)| (path, text.as_str())))
+}
+
+/// Digest of files by their path in the driver's folder, in whatever order.
+pub fn content_digest<'a>(files: impl Iterator<Item = (String, &'a str)>) -> String {
+    let files: std::collections::BTreeMap<String, &str> = files.collect();
+    canonical::digest(&json!(files))
 }
 
 /// A semantic version as a label value: `+` is not allowed there.

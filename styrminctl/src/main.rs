@@ -2,6 +2,7 @@
 //! API; whatever it can do, others can do too.
 
 mod apply;
+mod validate;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -60,6 +61,17 @@ enum Command {
     /// What people change in the clusters' repositories by hand.
     #[command(subcommand)]
     Edits(Edits),
+    /// Checks a checkout of a cluster's repository, without a server; fails when something would break.
+    Validate {
+        /// The checkout.
+        folder: PathBuf,
+        /// Folder of the cluster in it.
+        #[arg(long, default_value = "")]
+        path: String,
+        /// Revision to compare with: what differs is said in words.
+        #[arg(long)]
+        base: Option<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -420,6 +432,19 @@ const TASK: &str =
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let cli = Cli::parse();
+    if let Command::Validate { folder, path, base } = &cli.command {
+        let report = validate::check(folder, path, base.as_deref()).await?;
+        match cli.output {
+            Output::Table => {
+                let mut out = std::io::stdout().lock();
+                writeln!(out, "{}", validate::shown(&report))?;
+            }
+            other => show(other, &validate::value(&report))?,
+        }
+        let problems = report.problems.len();
+        anyhow::ensure!(problems == 0, "{problems} problems");
+        return Ok(());
+    }
     let token = match (&cli.token, &cli.token_file) {
         (Some(token), _) => token.clone(),
         (None, Some(file)) => tokio::fs::read_to_string(file)
@@ -439,6 +464,7 @@ async fn main() -> anyhow::Result<()> {
             let query = format!("query($id: ID!) {{ fanOut(id: $id) {{ {FAN_OUT} }} }}");
             show(cli.output, &found("fanOut", &id, &client.execute(&query, json!({ "id": id })).await?)?)
         }
+        Command::Validate { .. } => Ok(()),
         Command::Edits(command) => edits(&client, cli.output, command).await,
         Command::FanOuts(FanOuts::Wait { id, timeout }) => wait_for_fan_out(&client, cli.output, &id, timeout).await,
     }

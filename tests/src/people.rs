@@ -52,6 +52,14 @@ impl Person {
         listed.into_iter().find(|path| path.ends_with(&end)).unwrap_or_else(|| panic!("no {end}"))
     }
 
+    /// Every file of the work tree.
+    #[must_use]
+    pub fn listed(&self) -> Vec<String> {
+        let mut found = walk(&self.work, &self.work);
+        found.sort();
+        found
+    }
+
     /// The text of a file.
     #[must_use]
     pub fn read(&self, path: &str) -> String {

@@ -12,6 +12,8 @@ use styrmin_renderer::{layout, yaml};
 const README: &str = include_str!("../../../gitops-repo-template/README.md");
 const CODEOWNERS: &str = include_str!("../../../gitops-repo-template/CODEOWNERS");
 const FLUX_README: &str = include_str!("../../../gitops-repo-template/flux/README.md");
+const CI_GITHUB: &str = include_str!("../../../gitops-repo-template/ci/github.yaml");
+const CI_GITLAB: &str = include_str!("../../../gitops-repo-template/ci/gitlab.yaml");
 const AGENT_README: &str = include_str!("../../../gitops-repo-template/cluster/agent/README.md");
 
 /// Name of the Secret with the public keys that Flux verifies commits with.
@@ -40,6 +42,8 @@ pub(super) fn cluster(row: &Cluster, url: &str, own_key: &str) -> anyhow::Result
     let files = [
         ("README.md", README.replace("{{cluster}}", &row.name)),
         ("CODEOWNERS", CODEOWNERS.to_owned()),
+        ("ci/github.yaml", CI_GITHUB.replace("{{path}}", &row.path)),
+        ("ci/gitlab.yaml", CI_GITLAB.replace("{{path}}", &row.path)),
         ("flux/README.md", FLUX_README.to_owned()),
         ("flux/styrmin.yaml", objects::documents(&flux)?),
         ("cluster/agent/README.md", AGENT_README.to_owned()),
