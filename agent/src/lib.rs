@@ -10,6 +10,7 @@
 //! and never takes configuration from the server: Git is the only way in.
 
 pub mod clock;
+pub mod decryption;
 pub mod flux;
 pub mod kept;
 pub mod lease;
@@ -74,9 +75,11 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     let reporter =
         reporter::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), settings.clone(), lost.clone());
     let nudge = nudge::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), lost.clone());
+    let decryption = decryption::run(client.clone(), Arc::clone(&server), settings.timer(), lost.clone());
     let operator = operator::run(client, watch, server, &settings, lost.clone());
     let reporter = tokio::spawn(reporter);
     let nudge = tokio::spawn(nudge);
+    let decryption = tokio::spawn(decryption);
     tokio::select! {
         () = operator => {}
         () = stop.cancelled() => {}
@@ -86,6 +89,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     lost.cancel();
     let _ = tokio::time::timeout(Duration::from_secs(5), reporter).await;
     let _ = tokio::time::timeout(Duration::from_secs(5), nudge).await;
+    let _ = tokio::time::timeout(Duration::from_secs(5), decryption).await;
     lease.release(by_us).await;
     anyhow::ensure!(by_us, "another agent leads, or the API server could not be reached for the lease's duration");
     Ok(())

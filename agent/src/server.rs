@@ -4,7 +4,7 @@ use crate::settings::Settings;
 use crate::snapshot::Message;
 use anyhow::Context as _;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -17,6 +17,9 @@ pub const UNCHANGED: &str = "mutation($e:Int!,$s:Int!,$d:String!){report:reportU
 
 /// Asks for the newest commit, which the server answers when there is one.
 const NEWEST: &str = "query($after:String){newestRevision(after:$after)}";
+
+/// Says what the cluster can decrypt.
+const RECIPIENTS: &str = "mutation($identity:String!,$epoch:Int!,$recipients:[String!]!){reportRecipients(identity:$identity,epoch:$epoch,recipients:$recipients)}";
 
 /// What the server's answers said last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -115,6 +118,16 @@ impl Server {
         let digest = canonical::digest_parts([self.identity.as_str(), cluster, pods, deployments, flux]);
         let variables = json!({ "e": self.epoch, "s": self.next(), "d": digest });
         self.ask(json!({ "query": UNCHANGED, "variables": variables }).to_string()).await
+    }
+
+    /// Says for which age recipients the cluster can decrypt.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses: it has to have had a report of this process before.
+    pub async fn recipients(&self, recipients: &BTreeSet<String>) -> anyhow::Result<()> {
+        let variables = json!({ "identity": self.identity, "epoch": self.epoch, "recipients": recipients });
+        self.client().await?.execute(RECIPIENTS, variables).await?;
+        Ok(())
     }
 
     async fn ask(&self, body: String) -> anyhow::Result<bool> {

@@ -93,9 +93,9 @@ enum Clusters {
         git_path: Option<String>,
         #[command(flatten)]
         access: AccessArgs,
-        /// age recipient that secrets are encrypted for.
+        /// age recipient that secrets are encrypted for; several while a key is replaced.
         #[arg(long)]
-        age_recipient: Option<String>,
+        age_recipient: Vec<String>,
         #[command(flatten)]
         edits: EditArgs,
         /// Has Flux accept only commits that are signed with the server's key or a trusted one.
@@ -110,9 +110,9 @@ enum Clusters {
         id: String,
         #[command(flatten)]
         patch: PatchArgs,
-        /// age recipient that secrets are encrypted for.
+        /// age recipient that secrets are encrypted for; several while a key is replaced.
         #[arg(long)]
-        age_recipient: Option<String>,
+        age_recipient: Vec<String>,
         #[command(flatten)]
         edits: EditArgs,
         #[command(flatten)]
@@ -420,7 +420,7 @@ enum Tasks {
     },
 }
 
-const CLUSTER: &str = "id name gitUrl branch path ageRecipient editPolicy removalThreshold config createdAt";
+const CLUSTER: &str = "id name gitUrl branch path ageRecipients decrypts editPolicy removalThreshold config createdAt";
 const EDIT: &str =
     "id kind state path commit author { name email } deployment { id name } task { id state } message createdAt";
 const ENVIRONMENT: &str = "id name cluster { id name } config createdAt";
@@ -527,7 +527,7 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
                     Some(git)
                 }
             };
-            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipient": age_recipient, "edits": edits.input(), "verification": verification });
+            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipients": age_recipient, "edits": edits.input(), "verification": verification });
             let query = format!(
                 "mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken warnings cluster {{ {CLUSTER} }} }} }}"
             );
@@ -536,9 +536,9 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
         }
         Clusters::Update { id, patch, age_recipient, edits, access, wait } => {
             let query = format!(
-                "mutation($id: ID!, $config: ConfigPatch, $recipient: String, $edits: EditRulesInput, $git: GitAccessInput) {{ updateCluster(id: $id, config: $config, ageRecipient: $recipient, edits: $edits, git: $git) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
+                "mutation($id: ID!, $config: ConfigPatch, $recipients: [String!], $edits: EditRulesInput, $git: GitAccessInput) {{ updateCluster(id: $id, config: $config, ageRecipients: $recipients, edits: $edits, git: $git) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
             );
-            let variables = json!({ "id": id, "config": patch_input(patch)?, "recipient": age_recipient, "edits": edits.input(), "git": access.input().await? });
+            let variables = json!({ "id": id, "config": patch_input(patch)?, "recipients": (!age_recipient.is_empty()).then_some(age_recipient), "edits": edits.input(), "git": access.input().await? });
             updated(client, output, &client.execute(&query, variables).await?["updateCluster"], &wait).await
         }
         Clusters::Get { id: Some(id) } => {

@@ -138,6 +138,13 @@ async fn a_secret_reaches_the_application_and_a_new_one_rolls_out() {
         "parameters": { "password": "first-secret-1" } });
     let (id, task) = client.create(input).await.unwrap();
     succeeded(&world.until_ended(&task).await);
+    // The agent says what can be decrypted here, and the server knows that this is enough.
+    let query = "query($id: ID!) { cluster(id: $id) { decrypts ageRecipients } }";
+    eventually("the server knows what the cluster decrypts", LIMIT, async || {
+        let found = client.ok(query, json!({ "id": world.cluster })).await["cluster"].clone();
+        if found["decrypts"] == found["ageRecipients"] { Ok(()) } else { Err(found) }
+    })
+    .await;
     let (namespace, name) = world.object(&id);
     let in_application = async |text: &str| {
         let secrets = world

@@ -117,3 +117,82 @@ async fn a_secret_is_encrypted_for_the_cluster_and_shown_nowhere() {
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_replaced_without_a_moment_in_which_nothing_can_be_decrypted() {
+    let server = Server::start().await;
+    let client = server.client();
+    let (old, new) = (age::x25519::Identity::generate(), age::x25519::Identity::generate());
+    let name = |key: &age::x25519::Identity| key.to_public().to_string();
+    let (cluster, token) = client.cluster(json!({ "name": "c", "ageRecipients": [name(&old)] })).await;
+    let environment = client.environment(&cluster, "e").await;
+    let input = json!({ "environment": environment, "name": "db", "driver": "postgresql", "applicationVersion": "17", "parameters": { "password": OTHER } });
+    let (deployment, _) = client.create(input.clone()).await.unwrap();
+    server.drained(Duration::from_secs(30)).await;
+    let hosted = server.hosted(&cluster);
+    let file = async || {
+        git::files(&hosted).await[&format!("environments/{environment}/s0/{deployment}/secrets.sops.yaml")].clone()
+    };
+    let opens = async |key: &age::x25519::Identity| {
+        let path = server.folder.path().join("probe.sops.yaml");
+        std::fs::write(&path, file().await).unwrap();
+        sops(key, &["decrypt", path.to_str().unwrap()]).output().await.unwrap().status.success()
+    };
+    assert_eq!((opens(&old).await, opens(&new).await), (true, false));
+    let rotate = async |recipients: Value| {
+        let query = "mutation($id: ID!, $to: [String!]) { updateCluster(id: $id, ageRecipients: $to) { cluster { ageRecipients } fanOut { id } } }";
+        let data = client.execute(query, json!({ "id": cluster, "to": recipients })).await?;
+        let id = data["updateCluster"]["fanOut"]["id"].as_str().unwrap().to_owned();
+        styrmin_tests::eventually("the fan-out is done", Duration::from_secs(30), async || {
+            let data = client.ok("query($id: ID!) { fanOut(id: $id) { state } }", json!({ "id": id })).await;
+            if data["fanOut"]["state"] == "FINISHED" { Ok(()) } else { Err(data) }
+        })
+        .await;
+        server.drained(Duration::from_secs(30)).await;
+        Ok::<_, styrmin_client::ClientError>(())
+    };
+    // Both, then only the new one: every deployment's file follows by itself.
+    rotate(json!([name(&old), name(&new)])).await.unwrap();
+    assert_eq!((opens(&old).await, opens(&new).await), (true, true));
+    let before = file().await;
+    rotate(json!([name(&new), name(&old)])).await.unwrap();
+    assert_eq!(file().await, before, "the order says nothing");
+    rotate(json!([name(&new)])).await.unwrap();
+    assert_eq!((opens(&old).await, opens(&new).await), (false, true));
+    let wrong = rotate(json!([name(&new), "age1nonsense"])).await.unwrap_err().to_string();
+    assert!(wrong.contains("age_recipients[1]"), "{wrong}");
+
+    // What the cluster could not decrypt is not committed.
+    let mut agent = styrmin_tests::agent::Agent::new(&server, &token, "agent-1", 1);
+    let tell = async |client: &styrmin_client::Client, identity: &str, recipients: Value| {
+        let query =
+            "mutation($i: String!, $r: [String!]!) { reportRecipients(identity: $i, epoch: 1, recipients: $r) }";
+        client.execute(query, json!({ "i": identity, "r": recipients })).await
+    };
+    assert!(tell(&agent.client, "agent-1", json!([])).await.is_err(), "nobody has reported yet");
+    agent.deployments(&[]).await;
+    assert!(tell(&agent.client, "agent-2", json!([])).await.is_err(), "another one leads");
+    tell(&agent.client, "agent-1", json!([name(&old)])).await.unwrap();
+    let set = async |password: &str| {
+        let query =
+            "mutation($id: ID!, $p: JSON!) { updateDeployment(id: $id, input: { parameters: $p }) { task { id } } }";
+        client.execute(query, json!({ "id": deployment, "p": { "password": password } })).await
+    };
+    let refused = set("another-secret-1").await.unwrap_err().to_string();
+    assert!(
+        refused.contains(&format!("Flux has the key of {} there", name(&old))) && refused.contains("ageRecipients"),
+        "{refused}"
+    );
+    let mut second = input;
+    second["name"] = json!("second");
+    assert!(client.create(second).await.is_err());
+    // What needs no other secret is still possible.
+    assert!(client.ask(&deployment, "stopDeployment(id: $id)").await.unwrap().is_some());
+    tell(&agent.client, "agent-1", json!([name(&new), name(&old)])).await.unwrap();
+    set("another-secret-1").await.unwrap();
+    server.drained(Duration::from_secs(30)).await;
+    assert!(opens(&new).await);
+    let query = "query($id: ID!) { cluster(id: $id) { decrypts ageRecipients } }";
+    let found = client.ok(query, json!({ "id": cluster })).await["cluster"].clone();
+    assert_eq!(found, json!({ "decrypts": [name(&new), name(&old)], "ageRecipients": [name(&new)] }));
+}

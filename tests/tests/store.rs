@@ -49,7 +49,7 @@ fn cluster(id: &str, name: &str, path: &str) -> Cluster {
         branch: target().branch,
         path: path.into(),
         credentials: Some(vec![0, 255]),
-        age_recipient: None,
+        age_recipients: Vec::new(),
         edit_policy: EditPolicy::Adopt,
         removal_threshold: 0,
         trusted_keys: Some(vec!["ssh-ed25519 AAAA".into()]),
@@ -315,7 +315,7 @@ async fn versions(store: &Shared) {
     let cluster = store.cluster("cluster").await.unwrap().unwrap();
     let changed = Cluster {
         config: object(json!({ "fqdn_suffix": "b.io" })),
-        age_recipient: Some("age1".into()),
+        age_recipients: vec!["age1".into()],
         ..cluster.clone()
     };
     let (begun, other) = (fan_out("a1", FanOutLevel::Cluster), fan_out("a2", FanOutLevel::Environment));

@@ -56,3 +56,15 @@ CREATE TABLE leads (
     epoch INTEGER NOT NULL,
     until INTEGER NOT NULL
 );
+
+-- Secrets are encrypted for several recipients, while a key is replaced.
+ALTER TABLE clusters ADD COLUMN age_recipients TEXT NOT NULL DEFAULT '[]';
+UPDATE clusters SET age_recipients = json_array(age_recipient) WHERE age_recipient IS NOT NULL;
+ALTER TABLE clusters DROP COLUMN age_recipient;
+
+-- What each cluster can decrypt, as its agent says.
+CREATE TABLE cluster_keys (
+    cluster_id TEXT PRIMARY KEY NOT NULL REFERENCES clusters (id),
+    recipients TEXT NOT NULL,
+    reported_at INTEGER NOT NULL
+);

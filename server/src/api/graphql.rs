@@ -537,10 +537,20 @@ struct CreateClusterInput {
     git: Option<GitRepositoryInput>,
     /// age recipient that secrets are encrypted for.
     age_recipient: Option<String>,
+    /// Several of them, while a key is replaced.
+    age_recipients: Option<Vec<String>>,
     /// What is done about what people change in its repository.
     edits: Option<EditRulesInput>,
     /// Has Flux accept only commits that are signed with this server's key or a trusted one.
     verification: Option<VerificationInput>,
+}
+
+/// One recipient, several, or as it is.
+fn recipients(one: Option<String>, several: Option<Vec<String>>) -> Option<Vec<String>> {
+    match (one, several) {
+        (None, several) => several,
+        (Some(one), several) => Some(std::iter::once(one).chain(several.unwrap_or_default()).collect()),
+    }
 }
 
 /// Whose commits Flux accepts.
@@ -908,7 +918,7 @@ impl Mutation {
             name: input.name,
             config: input.config.map(|config| config.0).unwrap_or_default(),
             git,
-            age_recipient: input.age_recipient,
+            age_recipients: recipients(input.age_recipient, input.age_recipients).unwrap_or_default(),
             edits: input.edits.into(),
             trusted_keys: input.verification.map(|verification| verification.trusted_keys),
         };
@@ -919,18 +929,21 @@ impl Mutation {
 
     /// Changes a cluster's configuration and takes it to every deployment that it changes. The same once more
     /// tries again those that could not be changed.
+    #[expect(clippy::too_many_arguments, reason = "each is an argument of the mutation")]
     async fn update_cluster(
         &self,
         ctx: &Context<'_>,
         id: ID,
         config: Option<ConfigPatch>,
         age_recipient: Option<String>,
+        age_recipients: Option<Vec<String>>,
         edits: Option<EditRulesInput>,
         git: Option<GitAccessInput>,
     ) -> Result<UpdateClusterPayload> {
         let author = administrator(ctx)?;
         let patch = Wrapped::from(config).0;
-        let update = UpdateCluster { age_recipient, edits: edits.into(), access: git.map(Access::from) };
+        let age_recipients = recipients(age_recipient, age_recipients);
+        let update = UpdateCluster { age_recipients, edits: edits.into(), access: git.map(Access::from) };
         let updated = api(ctx)?.changes.update_cluster(&id, &patch, update, author).await;
         let (cluster, fan_out) = updated.map_err(refused)?;
         Ok(UpdateClusterPayload { cluster: Cluster(cluster), fan_out: FanOut(fan_out) })
@@ -1126,6 +1139,19 @@ impl Mutation {
         delta: Option<reports::Delta>,
     ) -> Result<ReportAnswer> {
         report(ctx, agent, Said { items: Items::Flux(statuses), digest, delta }).await
+    }
+
+    /// For agents: for which age recipients Flux can decrypt in the cluster.
+    async fn report_recipients(
+        &self,
+        ctx: &Context<'_>,
+        identity: String,
+        epoch: i64,
+        recipients: Vec<String>,
+    ) -> Result<bool> {
+        let cluster = agent_cluster(ctx)?;
+        api(ctx)?.reports.recipients(cluster, &identity, epoch, recipients).await.map_err(not_accepted)?;
+        Ok(true)
     }
 
     /// For agents: nothing differs from what this process reported last. `digest` is that of all of it.

@@ -80,7 +80,15 @@ impl Cluster {
     }
     /// age recipient that secrets are encrypted for.
     async fn age_recipient(&self) -> Option<&str> {
-        self.0.age_recipient.as_deref()
+        self.0.age_recipients.first().map(String::as_str)
+    }
+    /// All of them.
+    async fn age_recipients(&self) -> &[String] {
+        &self.0.age_recipients
+    }
+    /// For which age recipients Flux can decrypt there, as the agent says; null: it never did.
+    async fn decrypts(&self, ctx: &Context<'_>) -> Result<Option<Vec<String>>> {
+        ctx.data::<Api>()?.store.recipients(&self.0.id).await.map_err(failed)
     }
     /// What is done about what people change in its repository.
     async fn edit_policy(&self) -> EditPolicy {

@@ -35,6 +35,8 @@ pub(super) struct Rows {
     pub(super) active: Option<Instance>,
     pub(super) secrets: Vec<Secret>,
     pub(super) runs: Runs,
+    /// For which recipients the cluster can decrypt; `None`: it never said.
+    pub(super) decrypts: Option<Vec<String>>,
 }
 
 /// Requested runs of jobs that have ended, as the agent last said. It says it late, so a run that is not among
@@ -419,7 +421,10 @@ fn is_on_its_way(state: InstanceState) -> bool {
 }
 
 fn recipients(cluster: &Cluster) -> Vec<String> {
-    cluster.age_recipient.iter().cloned().collect()
+    let mut recipients = cluster.age_recipients.clone();
+    recipients.sort();
+    recipients.dedup();
+    recipients
 }
 
 /// What a secrets file is made from; `None`: there are no secrets.
@@ -447,8 +452,26 @@ fn encrypt(
             object,
             format!("parameters.{}", secrets.keys().next().map_or("", String::as_str)),
             format!(
-                "is a secret, and cluster \"{}\" has no age_recipient to encrypt it for; set one with updateCluster",
+                "is a secret, and cluster \"{}\" has no age recipient to encrypt it for; set one with updateCluster (ageRecipients)",
                 rows.cluster.name
+            ),
+        ));
+    }
+    if let Some(decrypts) = &rows.decrypts
+        && !recipients.iter().any(|recipient| decrypts.contains(recipient))
+    {
+        let has = if decrypts.is_empty() {
+            "no key at all".to_owned()
+        } else {
+            format!("the key of {}", decrypts.join(", "))
+        };
+        return Err(invalid(
+            object,
+            format!("parameters.{}", secrets.keys().next().map_or("", String::as_str)),
+            format!(
+                "could not be decrypted in cluster \"{}\": Flux has {has} there, and secrets are encrypted for {}; set ageRecipients with updateCluster, or give Flux the other key",
+                rows.cluster.name,
+                recipients.join(", ")
             ),
         ));
     }

@@ -73,8 +73,8 @@ pub struct CreateCluster {
     pub config: Object,
     /// Its repository; `None`: hosted by this server.
     pub git: Option<GitInput>,
-    /// age recipient for secrets.
-    pub age_recipient: Option<String>,
+    /// age recipients for secrets.
+    pub age_recipients: Vec<String>,
     /// What is done about people's edits.
     pub edits: EditRules,
     /// Public keys of others whose commits Flux shall accept beside ours; `None`: it accepts every commit.
@@ -84,8 +84,8 @@ pub struct CreateCluster {
 /// A change of a cluster besides its configuration; `None`: as it is.
 #[derive(Debug, Clone, Default)]
 pub struct UpdateCluster {
-    /// age recipient for secrets.
-    pub age_recipient: Option<String>,
+    /// age recipients for secrets.
+    pub age_recipients: Option<Vec<String>>,
     /// What is done about people's edits.
     pub edits: EditRules,
     /// What opens its repository; fields that are not set stay.
@@ -161,7 +161,7 @@ impl Changes {
         let object = format!("cluster \"{}\"", input.name);
         check_name("cluster", &input.name)?;
         config::check(&object, Level::Cluster, &input.config)?;
-        check_recipient(&object, input.age_recipient.as_deref())?;
+        check_recipients(&object, &input.age_recipients)?;
         for (index, key) in input.trusted_keys.iter().flatten().enumerate() {
             let field = format!("verification.trusted_keys[{index}]");
             repository::key_suffix(key).map_err(|message| invalid(&object, field, message))?;
@@ -187,7 +187,7 @@ impl Changes {
             branch: location.branch,
             path: location.path,
             credentials,
-            age_recipient: input.age_recipient,
+            age_recipients: input.age_recipients,
             edit_policy: input.edits.policy.unwrap_or(EditPolicy::Adopt),
             removal_threshold: input.edits.removal_threshold.unwrap_or_default().into(),
             trusted_keys: input.trusted_keys,
@@ -275,15 +275,15 @@ impl Changes {
         update: UpdateCluster,
         author: &Person,
     ) -> Result<(Cluster, FanOut)> {
-        let UpdateCluster { age_recipient, edits, access } = update;
+        let UpdateCluster { age_recipients, edits, access } = update;
         for _ in 0..ATTEMPTS {
             let mut row = self.cluster(id).await?;
             let object = format!("cluster \"{}\"", row.name);
-            check_recipient(&object, age_recipient.as_deref())?;
+            check_recipients(&object, age_recipients.as_deref().unwrap_or_default())?;
             let config = patch.apply(&object, &row.config)?;
             config::check(&object, Level::Cluster, &config)?;
-            let recipient = age_recipient.clone().or_else(|| row.age_recipient.clone());
-            (row.config, row.age_recipient) = (config, recipient);
+            row.config = config;
+            row.age_recipients = age_recipients.clone().unwrap_or(row.age_recipients);
             if let Some(access) = &access {
                 row.credentials = self.replace_access(&object, &row, access)?;
             }
@@ -416,7 +416,9 @@ impl Changes {
         };
         let environment = self.environment(&input.environment).await?;
         let cluster = self.cluster(&environment.cluster_id).await?;
+        let decrypts = self.store.recipients(&cluster.id).await?;
         Ok(Rows {
+            decrypts,
             cluster,
             environment,
             deployment,
@@ -562,7 +564,8 @@ impl Changes {
         let driver = self.drivers.catalog().by_digest.get(&deployment.driver_digest).cloned();
         let runs = self.runs(&deployment).await?;
         let secrets = self.store.secrets(&deployment.id).await?;
-        Ok(Rows { cluster, environment, deployment, driver, newest, active, secrets, runs })
+        let decrypts = self.store.recipients(&cluster.id).await?;
+        Ok(Rows { decrypts, cluster, environment, deployment, driver, newest, active, secrets, runs })
     }
 
     /// What the agent last said about requested runs of jobs.
@@ -631,10 +634,18 @@ fn check_lifecycle(rows: &Rows, edit: &Edit) -> Result<()> {
     ))
 }
 
-fn check_recipient(object: &str, recipient: Option<&str>) -> Result<()> {
-    recipient.map_or(Ok(()), |text| {
-        sops::parse_recipient(text).map(|_| ()).map_err(|error| invalid(object, "age_recipient", error.to_string()))
-    })
+/// Most recipients of one cluster.
+const RECIPIENTS_MAX: usize = 20;
+
+fn check_recipients(object: &str, recipients: &[String]) -> Result<()> {
+    if recipients.len() > RECIPIENTS_MAX {
+        return Err(invalid(object, "age_recipients", format!("are more than {RECIPIENTS_MAX}; name fewer")));
+    }
+    for (index, text) in recipients.iter().enumerate() {
+        let field = format!("age_recipients[{index}]");
+        sops::parse_recipient(text).map_err(|error| invalid(object, field, error.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Parameters of a mutation, by whether the driver declares them secret.

@@ -57,6 +57,8 @@ const ATTEMPTS: u32 = 20;
 const IDENTITY_MAX: usize = 253;
 /// Instances whose digest is kept in memory.
 const WANTED_MAX: usize = 10_000;
+/// Most keys of one cluster.
+const KEYS_MAX: usize = 100;
 /// Most bytes of a digest.
 const DIGEST_MAX: usize = 128;
 /// Objects that are looked at one by one rather than all of their kind.
@@ -239,6 +241,24 @@ impl Reports {
                 return Ok(newest);
             }
         }
+    }
+
+    /// Takes the word of the agent that leads in `cluster` of what Flux can decrypt there.
+    ///
+    /// # Errors
+    /// When another process reported last, or too many are named.
+    pub async fn recipients(&self, cluster: &str, identity: &str, epoch: i64, recipients: Vec<String>) -> Result<()> {
+        let last = self.store.last_report(cluster).await?.ok_or(ReportError::WholeNeeded)?;
+        if last.identity != identity || last.epoch != epoch {
+            let (identity, sequence) = (identity.to_owned(), last.sequence);
+            return Err(ReportError::Stale { identity, epoch, sequence, last: Box::new(last) });
+        }
+        let is_one = |text: &String| text.starts_with("age1") && text.len() <= DIGEST_MAX;
+        if recipients.len() > KEYS_MAX || !recipients.iter().all(is_one) {
+            let message = format!("are not age recipients, or more than {KEYS_MAX}");
+            return Err(ReportError::Invalid { object: "report", field: "recipients", message });
+        }
+        Ok(self.store.set_recipients(cluster, &recipients, self.clock.now()).await?)
     }
 
     /// Takes a report of the agent of `cluster`.

@@ -343,8 +343,9 @@ pub struct Cluster {
     pub path: String,
     /// Encrypted credentials for `git_url`.
     pub credentials: Option<Vec<u8>>,
-    /// age recipient for secrets of this cluster.
-    pub age_recipient: Option<String>,
+    /// age recipients that secrets of this cluster are encrypted for.
+    #[sqlx(json)]
+    pub age_recipients: Vec<String>,
     /// What is done about people's edits.
     #[sqlx(try_from = "String")]
     pub edit_policy: EditPolicy,
@@ -1101,6 +1102,10 @@ pub trait Store: Send + Sync {
     async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()>;
     /// One cluster by id or name.
     async fn cluster(&self, id_or_name: &str) -> Result<Option<Cluster>>;
+    /// For which age recipients a cluster can decrypt, as its agent last said.
+    async fn recipients(&self, cluster: &str) -> Result<Option<Vec<String>>>;
+    /// Stores that.
+    async fn set_recipients(&self, cluster: &str, recipients: &[String], now: Millis) -> Result<()>;
     /// Clusters whose files are in this repository and branch, oldest first.
     async fn clusters_in(&self, target: &Target) -> Result<Vec<Cluster>>;
     /// Clusters by name.

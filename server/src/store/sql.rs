@@ -622,7 +622,7 @@ impl Store for SqlStore {
     async fn insert_cluster(&self, cluster: &Cluster, agent: &Token, author: &Person) -> Result<()> {
         let mut tx = self.begin().await?;
         sqlx::query(
-            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipient, created_at, edit_policy, removal_threshold, trusted_keys) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipients, created_at, edit_policy, removal_threshold, trusted_keys) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
         )
         .bind(&cluster.id)
         .bind(&cluster.name)
@@ -633,7 +633,7 @@ impl Store for SqlStore {
         .bind(&cluster.branch)
         .bind(&cluster.path)
         .bind(&cluster.credentials)
-        .bind(&cluster.age_recipient)
+        .bind(Json(&cluster.age_recipients))
         .bind(cluster.created_at)
         .bind(cluster.edit_policy.as_str())
         .bind(cluster.removal_threshold)
@@ -651,12 +651,12 @@ impl Store for SqlStore {
     async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(
-            "UPDATE clusters SET config = $3, age_recipient = $4, edit_policy = $5, removal_threshold = $6, credentials = $7, version = version + 1 WHERE id = $1 AND version = $2",
+            "UPDATE clusters SET config = $3, age_recipients = $4, edit_policy = $5, removal_threshold = $6, credentials = $7, version = version + 1 WHERE id = $1 AND version = $2",
         )
         .bind(&cluster.id)
         .bind(cluster.version)
         .bind(Json(&cluster.config))
-        .bind(&cluster.age_recipient)
+        .bind(Json(&cluster.age_recipients))
         .bind(cluster.edit_policy.as_str())
         .bind(cluster.removal_threshold)
         .bind(&cluster.credentials)
@@ -674,6 +674,27 @@ impl Store for SqlStore {
         .bind(id_or_name)
         .fetch_optional(&self.reader)
         .await?)
+    }
+
+    async fn recipients(&self, cluster: &str) -> Result<Option<Vec<String>>> {
+        let found: Option<Json<Vec<String>>> =
+            sqlx::query_scalar("SELECT recipients FROM cluster_keys WHERE cluster_id = $1")
+                .bind(cluster)
+                .fetch_optional(&self.reader)
+                .await?;
+        Ok(found.map(|found| found.0))
+    }
+
+    async fn set_recipients(&self, cluster: &str, recipients: &[String], now: Millis) -> Result<()> {
+        sqlx::query(
+            "INSERT INTO cluster_keys (cluster_id, recipients, reported_at) VALUES ($1, $2, $3) ON CONFLICT (cluster_id) DO UPDATE SET recipients = excluded.recipients, reported_at = excluded.reported_at",
+        )
+        .bind(cluster)
+        .bind(Json(recipients))
+        .bind(now)
+        .execute(&self.writer)
+        .await?;
+        Ok(())
     }
 
     async fn clusters_in(&self, target: &Target) -> Result<Vec<Cluster>> {
