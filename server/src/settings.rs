@@ -55,6 +55,10 @@ pub struct Settings {
     /// commit that is not known.
     #[arg(long, env = "STYRMIN_GIT_POLL", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub git_poll: u64,
+    /// From how many objects on, each in a file of its own, a copy or hosted repository is packed, beside everything
+    /// else.
+    #[arg(long, env = "STYRMIN_GIT_LOOSE_OBJECTS", default_value_t = 6700)]
+    pub git_loose_objects: usize,
     /// Longest pause in seconds between attempts to reach a repository.
     #[arg(long, env = "STYRMIN_GIT_RETRY_MAX", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub git_retry_max: u64,
@@ -103,6 +107,7 @@ impl Settings {
             public_url: self.public_url.clone().unwrap_or_else(|| format!("http://{address}")),
             git_limit: Duration::from_secs(self.git_timeout),
             poll: Duration::from_secs(self.git_poll),
+            loose_objects: self.git_loose_objects,
             retry_first: Duration::from_millis(500),
             retry_most: Duration::from_secs(self.git_retry_max),
             committer: Signature { name: self.committer_name.clone(), email: self.committer_email.clone() },

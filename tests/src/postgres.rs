@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 /// A running PostgreSQL; ends with the value.
 pub struct Postgres {
     _child: Child,
-    _folder: TempDir,
+    folder: TempDir,
     port: Port,
 }
 
@@ -62,15 +62,21 @@ impl Postgres {
             ])
             .args(["-c", "fsync=off", "-c", "max_connections=100"])
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(std::fs::File::create(folder.path().join("log")).unwrap())
             .spawn()
             .unwrap();
-        let postgres = Self { _child: child, _folder: folder, port };
+        let postgres = Self { _child: child, folder, port };
         eventually("PostgreSQL answers", Duration::from_secs(30), async || {
             sqlx::PgPool::connect(&postgres.url("postgres")).await.map(drop)
         })
         .await;
         postgres
+    }
+
+    /// What it logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
     fn url(&self, database: &str) -> String {

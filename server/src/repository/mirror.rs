@@ -1,5 +1,6 @@
 //! Our bare copy of one remote repository: a cache that can be thrown away at any time.
 
+use super::access::Access;
 use super::git::{self, GitError, Remote};
 use super::splice::{self, Edits, Stamp};
 use git2::{Oid, Repository};
@@ -122,6 +123,29 @@ impl Mirror {
             .map(|_| ())
     }
 
+    /// Packs what lies around, when it is more than `most` objects, beside everything else: nothing is removed that may
+    /// still be needed, and what is written meanwhile stays as it is. `false`: there was nothing to do.
+    ///
+    /// # Errors
+    /// When git fails or takes longer than `limit`.
+    pub async fn tidy(path: &Path, most: usize, limit: Duration) -> Result<bool, GitError> {
+        let objects = path.join("objects");
+        let loose = tokio::task::spawn_blocking(move || loose_objects(&objects)).await.unwrap_or_default();
+        if loose <= most {
+            return Ok(false);
+        }
+        let arguments = [
+            "maintenance",
+            "run",
+            "--quiet",
+            "--task=loose-objects",
+            "--task=incremental-repack",
+            "--task=commit-graph",
+        ];
+        git::run(path, "packing the copy of the repository", &arguments, &Access::default(), limit).await?;
+        Ok(true)
+    }
+
     /// Which of `wanted` are in the history of `tip`, looking no further than `known`.
     ///
     /// # Errors
@@ -219,4 +243,10 @@ impl Mirror {
         }
         splice::commit(&repository, tree, tip, stamp).map(Some)
     }
+}
+
+/// About how many objects have a file each: names are spread evenly over 256 folders, so one tells, as git itself
+/// estimates it.
+fn loose_objects(objects: &Path) -> usize {
+    std::fs::read_dir(objects.join("17")).map_or(0, |entries| entries.count() * 256)
 }

@@ -38,6 +38,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument as _, error, info, info_span, warn};
 
+/// How long packing a repository may take.
+const TIDY_LIMIT: Duration = Duration::from_secs(1800);
 /// How long, in milliseconds, a lead lasts without a word from who has it.
 const LEAD: Millis = 10_000;
 /// How often it is kept.
@@ -74,6 +76,8 @@ pub struct WriterSettings {
     pub git_limit: Duration,
     /// How often a repository elsewhere is looked at although nobody told of a push.
     pub poll: Duration,
+    /// From how many objects on, each in a file of its own, a repository is packed.
+    pub loose_objects: usize,
     /// First pause after a failed round; it doubles.
     pub retry_first: Duration,
     /// Longest pause after failed rounds.
@@ -500,6 +504,7 @@ impl Writer {
                 }
                 self.tip = Some(new_tip);
                 self.gather = Some(started.elapsed().min(GATHER_MAX));
+                self.tidy();
                 return Ok(Outcome::Again);
             }
             shared.store.abandon_batch(&batch, &self.lead).await?;
@@ -520,6 +525,29 @@ impl Writer {
             }
             tip = new_tip;
         }
+    }
+
+    /// Packs our copy, and the repository if it is this server's, beside everything else.
+    fn tidy(&self) {
+        static TIDYING: Semaphore = Semaphore::const_new(1);
+        let Ok(permit) = TIDYING.try_acquire() else { return };
+        let settings = &self.shared.settings;
+        let hosted = self.target.repository.strip_prefix(EMBEDDED).map(|cluster| self.shared.host.path(cluster));
+        let copy = self.mirror.as_ref().map(|mirror| mirror.path().to_owned());
+        let most = settings.loose_objects;
+        tokio::spawn(
+            async move {
+                for path in copy.into_iter().chain(hosted) {
+                    match Mirror::tidy(&path, most, TIDY_LIMIT).await {
+                        Ok(true) => info!(path = %path.display(), "packed"),
+                        Ok(false) => {}
+                        Err(error) => warn!(%error, path = %path.display(), "not packed; it is tried again later"),
+                    }
+                }
+                drop(permit);
+            }
+            .instrument(self.span.clone()),
+        );
     }
 
     /// Whether others may have committed something.
