@@ -304,8 +304,11 @@ impl Check<'_> {
         let mut wanted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (path, spec) in self.places.values() {
             let parameters = spec.context["parameters"].as_object().into_iter().flatten();
-            let keys: BTreeSet<String> =
-                parameters.filter_map(|(_, value)| SecretRef::read(value)).map(|reference| reference.key).collect();
+            let keys: BTreeSet<String> = parameters
+                .filter_map(|(_, value)| SecretRef::read(value))
+                .filter(|one| !one.is_outside())
+                .map(|one| one.key)
+                .collect();
             let file = path.replace(layout::DEPLOYMENT_FILE, layout::SECRETS_FILE);
             wanted.insert(file, keys);
         }

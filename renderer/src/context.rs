@@ -11,7 +11,7 @@ use crate::driver::format::Scope;
 use crate::names::{self, ClusterId, DeploymentId, EnvironmentId};
 use crate::{Problems, canonical, yaml};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Names at the top of the context.
@@ -39,11 +39,46 @@ pub struct SecretRef {
     pub name: String,
     /// Key in it.
     pub key: String,
-    /// Keyed hash of the value: tells that it changed, and nothing else.
+    /// Keyed hash of the value: tells that it changed, and nothing else. Of a Secret that is not ours, how it comes
+    /// to be there: [`EXISTING`] or [`EXTERNAL`].
     pub fingerprint: String,
 }
 
+/// A Secret that somebody keeps in the environment's namespace.
+pub const EXISTING: &str = "existingSecret";
+/// A Secret there that an ExternalSecret of the same name fills.
+pub const EXTERNAL: &str = "externalSecret";
+
+/// A secret parameter that names a Secret of somebody else's: `{existingSecret: {name, key}}` or
+/// `{externalSecret: {name, key}}`. `None`: it is a value.
+///
+/// # Errors
+/// What is wrong with the reference.
+pub fn outside_secret(value: &Value) -> Option<Result<SecretRef, String>> {
+    let object = value.as_object().filter(|object| object.len() == 1)?;
+    let (kind, place) = object.iter().next().filter(|(kind, _)| [EXISTING, EXTERNAL].contains(&kind.as_str()))?;
+    let text = |field: &str| place[field].as_str().unwrap_or_default().to_owned();
+    let (name, key) = (text("name"), text("key"));
+    let is_key = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    let fields = place.as_object().map_or(0, Map::len);
+    Some(if fields != 2 || names::dns_name(&name).is_err() {
+        Err(format!("{kind} is {{name, key}}: the name of a Secret in the environment's namespace, and a key in it"))
+    } else if name.starts_with("styrmin-") {
+        Err(format!("{kind}: \"{name}\" is one of Styrmin's own; name another Secret"))
+    } else if key.is_empty() || key.len() > 253 || !key.chars().all(is_key) {
+        Err(format!("{kind}: \"{key}\" is no key of a Secret: letters, digits, '-', '_' and '.'"))
+    } else {
+        Ok(SecretRef { name, key, fingerprint: kind.clone() })
+    })
+}
+
 impl SecretRef {
+    /// It names a Secret of somebody else's.
+    #[must_use]
+    pub fn is_outside(&self) -> bool {
+        [EXISTING, EXTERNAL].contains(&self.fingerprint.as_str())
+    }
+
     /// Reads `{secretRef: {…}}`.
     #[must_use]
     pub fn read(value: &Value) -> Option<Self> {
@@ -180,6 +215,14 @@ fn resolve_parameters(inputs: &Inputs<'_>, object: &str, problems: &mut Problems
         let field = format!("parameters.{name}");
         let pointer = format!("/parameters/{name}");
         if parameter.secret {
+            if let Some(outside) = inputs.parameters.get(name).and_then(outside_secret) {
+                match outside {
+                    Ok(reference) => drop(values.insert(name.clone(), reference.to_value())),
+                    Err(message) => problems.push(object, field, message),
+                }
+                origins.insert(pointer, Level::Deployment);
+                continue;
+            }
             if let Some(fingerprint) = inputs.secret_fingerprints.get(name) {
                 let reference = SecretRef {
                     name: inputs.deployment.id.secret_name(),

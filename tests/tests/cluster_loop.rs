@@ -188,6 +188,33 @@ async fn a_secret_reaches_the_application_and_a_new_one_rolls_out() {
         .kubectl(&["-n", &namespace, "get", "secrets", "-l", &format!("styrmin.io/deployment-id={id}"), "-o", "name"])
         .await;
     assert_eq!(values.lines().filter(|line| line.contains("-values-")).count(), 1, "old values are removed: {values}");
+
+    // A Secret that somebody else keeps: waited for, taken over, and followed when it changes.
+    let reference = |kind: &str| json!({ "parameters": { "password": { kind: { "name": "vault", "key": "pw" } } } });
+    let task = world.update(&id, reference("externalSecret")).await;
+    let says = async |task: &str, said: &str| {
+        eventually(said, LIMIT, async || {
+            let query = "query($id: ID!) { task(id: $id) { steps { message } } }";
+            let found = client.ok(query, json!({ "id": task })).await;
+            if found.to_string().contains(said) { Ok(()) } else { Err(found) }
+        })
+        .await;
+    };
+    says(&task, "which the ExternalSecret of this name has to fill").await;
+    let secret = |password: &str| json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": namespace, "name": "vault" }, "stringData": { "pw": password, "other": "x" } });
+    world.plane.apply(&secret("third-secret-3")).await;
+    succeeded(&world.until_ended(&task).await);
+    assert!(in_application("third-secret-3").await && !in_application("second-secret-2").await);
+    world.plane.apply(&secret("fourth-secret-4")).await;
+    eventually("the application has the new one", LIMIT, async || {
+        if in_application("fourth-secret-4").await { Ok(()) } else { Err("not yet") }
+    })
+    .await;
+    let task = world.update(&id, json!({ "parameters": { "password": "fifth-secret-5" } })).await;
+    succeeded(&world.until_ended(&task).await);
+    assert!(in_application("fifth-secret-5").await && !in_application("fourth-secret-4").await);
+    let text = std::fs::read_to_string(world.agent.log()).unwrap();
+    assert!(!text.contains("third-secret-3") && !text.contains("fourth-secret-4"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -196,3 +196,50 @@ async fn a_key_is_replaced_without_a_moment_in_which_nothing_can_be_decrypted() 
     let found = client.ok(query, json!({ "id": cluster })).await["cluster"].clone();
     assert_eq!(found, json!({ "decrypts": [name(&new), name(&old)], "ageRecipients": [name(&new)] }));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_of_somebody_elses_is_named_and_nothing_is_encrypted() {
+    let server = Server::start().await;
+    let client = server.client();
+    // No recipient is needed for what Styrmin never sees.
+    let (cluster, _) = client.cluster(json!({ "name": "c" })).await;
+    let environment = client.environment(&cluster, "e").await;
+    let input = |password: Value| json!({ "environment": environment, "name": "db", "driver": "postgresql", "applicationVersion": "17", "parameters": { "password": password } });
+    for (bad, said) in [
+        (json!({ "existingSecret": { "name": "vault" } }), "existingSecret is {name, key}"),
+        (json!({ "existingSecret": { "name": "Vault!", "key": "pw" } }), "existingSecret is {name, key}"),
+        (json!({ "externalSecret": { "name": "styrmin-x-secrets", "key": "pw" } }), "is one of Styrmin's own"),
+        (json!({ "existingSecret": { "name": "vault", "key": "p w" } }), "is no key of a Secret"),
+        (json!({ "someSecret": { "name": "vault", "key": "pw" } }), "parameters.password"),
+    ] {
+        let refused = client.create(input(bad)).await.unwrap_err().to_string();
+        assert!(refused.contains(said), "{said}: {refused}");
+    }
+    let (deployment, _) =
+        client.create(input(json!({ "existingSecret": { "name": "vault", "key": "pw" } }))).await.unwrap();
+    server.drained(Duration::from_secs(30)).await;
+    let hosted = server.hosted(&cluster);
+    let files = git::files(&hosted).await;
+    let folder = format!("environments/{environment}/s0/{deployment}");
+    assert!(!files.contains_key(&format!("{folder}/secrets.sops.yaml")));
+    let document: Value = yaml::from_str(&files[&format!("{folder}/styrmindeployment.yaml")]).unwrap();
+    assert_eq!(
+        document["spec"]["context"]["parameters"]["password"],
+        json!({ "secretRef": { "name": "vault", "key": "pw", "fingerprint": "existingSecret" } })
+    );
+    // A value instead, and a reference again: the one never stays beside the other.
+    let recipient = age::x25519::Identity::generate().to_public().to_string();
+    let query = "mutation($id: ID!, $r: String) { updateCluster(id: $id, ageRecipient: $r) { cluster { id } } }";
+    client.ok(query, json!({ "id": cluster, "r": recipient })).await;
+    let query = "mutation($id: ID!, $p: JSON!) { updateDeployment(id: $id, input: { parameters: $p }) { task { id } deployment { parameters } } }";
+    let set = async |password: Value| {
+        let data = client.ok(query, json!({ "id": deployment, "p": { "password": password } })).await;
+        server.drained(Duration::from_secs(30)).await;
+        data["updateDeployment"]["deployment"]["parameters"].clone()
+    };
+    assert_eq!(set(json!(OTHER)).await, json!({}));
+    assert!(git::files(&hosted).await.contains_key(&format!("{folder}/secrets.sops.yaml")));
+    let reference = json!({ "externalSecret": { "name": "vault", "key": "pw" } });
+    assert_eq!(set(reference.clone()).await, json!({ "password": reference }));
+    assert!(!git::files(&hosted).await.contains_key(&format!("{folder}/secrets.sops.yaml")));
+}

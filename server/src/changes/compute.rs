@@ -162,6 +162,13 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
             remove_secrets.push(name.clone());
         }
     }
+    // A value takes the place of a reference, and the other way round.
+    for name in plain.keys().filter(|name| is_secret(driver.as_deref(), name)) {
+        if secrets.remove(name).is_some() {
+            remove_secrets.push(name.clone());
+        }
+    }
+    deployment.parameters.retain(|name, _| !secret.contains_key(name));
     deployment.parameters.extend(plain);
     let mut set_secrets = seal(&object, &deployment.id, driver.as_deref(), &secret, &secrets, key)?;
     secrets.extend(set_secrets.iter().map(|row| (row.name.clone(), row.clone())));
@@ -209,6 +216,10 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         && change.set_secrets.is_empty()
         && change.remove_secrets.is_empty();
     Ok(Computed { change, is_nothing })
+}
+
+fn is_secret(driver: Option<&Driver>, name: &str) -> bool {
+    driver.and_then(|driver| driver.parameter(name)).is_some_and(|parameter| parameter.secret)
 }
 
 /// An instance without its ids and place.

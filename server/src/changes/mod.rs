@@ -41,8 +41,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use styrmin_renderer::config::{self, Level, Object, Patch};
-use styrmin_renderer::names;
 use styrmin_renderer::{Problem, Problems};
+use styrmin_renderer::{context, names};
 use tokio::sync::Notify;
 
 /// How often a change is computed again when its rows moved. Changes of one server queue up, so
@@ -655,7 +655,9 @@ fn split_secrets(
 ) -> (Object, BTreeMap<String, Value>) {
     let (mut plain, mut secret) = (Object::new(), BTreeMap::new());
     for (name, value) in parameters {
-        if driver.and_then(|driver| driver.parameter(name)).is_some_and(|parameter| parameter.secret) {
+        let is_secret = driver.and_then(|driver| driver.parameter(name)).is_some_and(|parameter| parameter.secret);
+        // Where a Secret lies is none.
+        if is_secret && context::outside_secret(value).is_none() {
             secret.insert(name.clone(), value.clone());
         } else {
             plain.insert(name.clone(), value.clone());

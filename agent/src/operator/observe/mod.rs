@@ -19,7 +19,7 @@ use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use styrmin_renderer::context::SecretRef;
+use styrmin_renderer::context::{self, SecretRef};
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::network::{ALIAS_LABEL, shape};
@@ -474,7 +474,7 @@ async fn secrets(
 ) -> Result<std::result::Result<Secrets, String>> {
     let references = references(spec);
     let mut found = Secrets::new();
-    for reference in &references {
+    for reference in references.iter().filter(|reference| !reference.is_outside()) {
         let known = context.watch.secrets.get(namespace, &reference.name);
         let fingerprint = known.as_ref().and_then(|known| known.fingerprint(&reference.key));
         if fingerprint != Some(reference.fingerprint.as_str()) {
@@ -495,7 +495,10 @@ async fn secrets(
         let secret =
             api.get_opt(name).await.map_err(OperatorError::of(format!("reading Secret {namespace}/{name}")))?;
         let data = secret.and_then(|secret| secret.data).unwrap_or_default();
-        for (key, value) in data {
+        // Of a Secret of somebody else's only what was named.
+        let is_named =
+            |key: &str| references.iter().any(|one| one.name == *name && (!one.is_outside() || one.key == key));
+        for (key, value) in data.into_iter().filter(|(key, _)| is_named(key)) {
             let Ok(text) = String::from_utf8(value.0) else {
                 return Ok(Err(format!("Key {key} of Secret {namespace}/{name} is no text")));
             };
@@ -504,7 +507,16 @@ async fn secrets(
     }
     let missing = references.iter().find(|one| !found.contains_key(&(one.name.clone(), one.key.clone())));
     Ok(match missing {
-        Some(one) => Err(format!("Waiting for key {} of Secret {namespace}/{}", one.key, one.name)),
+        Some(one) => Err(format!(
+            "Waiting for key {} of Secret {namespace}/{}{}",
+            one.key,
+            one.name,
+            match one.fingerprint.as_str() {
+                context::EXISTING => ", which the deployment names: somebody has to make it there",
+                context::EXTERNAL => ", which the ExternalSecret of this name has to fill",
+                _ => "",
+            }
+        )),
         None => Ok(found),
     })
 }
