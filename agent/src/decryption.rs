@@ -19,13 +19,15 @@ use tracing::{debug, info};
 const SUFFIX: &str = ".agekey";
 /// How soon after a start, and after a word that did not arrive, it is tried.
 const SOON: Duration = Duration::from_secs(5);
+/// Longest pause: an older server never takes the word.
+const AGAIN_MAX: Duration = Duration::from_secs(600);
 /// How long one look may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Looks by `timer` until `stop`.
 pub async fn run(client: Client, server: Arc<Server>, timer: Duration, stop: CancellationToken) {
     let mut told: Option<BTreeSet<String>> = None;
-    let mut pause = SOON;
+    let (mut pause, mut again) = (SOON, SOON);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -44,7 +46,8 @@ pub async fn run(client: Client, server: Arc<Server>, timer: Duration, stop: Can
         if !matches!(look.await, Ok(Ok(()))) {
             // Reports say loudly when the server is away.
             debug!("the server could not be told what this cluster can decrypt");
-            pause = SOON.min(timer);
+            pause = again;
+            again = (again * 2).min(AGAIN_MAX);
         }
     }
 }

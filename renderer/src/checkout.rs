@@ -163,7 +163,7 @@ impl Check<'_> {
     fn environments(&mut self) {
         let mut shards = BTreeSet::new();
         for path in self.files.keys() {
-            if let ["environments", environment, shard, ..] = path.split('/').collect::<Vec<_>>().as_slice() {
+            if let ["environments", environment, shard, _, ..] = path.split('/').collect::<Vec<_>>().as_slice() {
                 shards.insert(((*environment).to_owned(), (*shard).to_owned()));
             }
         }
@@ -185,10 +185,14 @@ impl Check<'_> {
     }
 
     fn document(&mut self, path: &str, text: &str) {
-        let Some((environment, _, deployment, file)) = place(path) else { return };
-        let is_ours = file == layout::DEPLOYMENT_FILE;
-        let may_be_one = text.contains("StyrminDeployment") && path.ends_with(".yaml");
-        if !is_ours && !may_be_one {
+        let is_yaml = path.ends_with(".yaml") || path.ends_with(".yml");
+        let Some((environment, _, deployment, file)) = place(path) else {
+            self.other(path, text, is_yaml);
+            return;
+        };
+        if file != layout::DEPLOYMENT_FILE {
+            // Secrets are looked at by themselves.
+            self.other(path, text, is_yaml && file != layout::SECRETS_FILE);
             return;
         }
         if text.trim().is_empty() {
@@ -212,13 +216,6 @@ impl Check<'_> {
             let path: Vec<Segment> = field.split('.').map(|part| Segment::Key(part.to_owned())).collect();
             lines.as_ref().map_or(0, |lines| lines.line(&path))
         };
-        if !is_ours {
-            if value["kind"] == "StyrminDeployment" {
-                let message = format!("a StyrminDeployment belongs into a file {}", layout::DEPLOYMENT_FILE);
-                self.problem(path, line("kind"), "kind", message);
-            }
-            return;
-        }
         self.report.deployments += 1;
         let before = self.report.problems.len();
         for (field, wanted) in [("apiVersion", "styrmin.io/v1alpha1"), ("kind", "StyrminDeployment")] {
@@ -280,6 +277,27 @@ impl Check<'_> {
         self.places.insert(spec.deployment_id.to_string(), (path.to_owned(), spec));
     }
 
+    /// A file that Flux reads, too: it has to be YAML, and no deployment's document.
+    fn other(&mut self, path: &str, text: &str, is_yaml: bool) {
+        if !is_yaml || path.starts_with("charts/") || path.starts_with("cluster/drivers/") {
+            return;
+        }
+        for part in text.split("\n---\n") {
+            let line = 1 + text[..text.find(part).unwrap_or_default()].lines().count() as u64;
+            match yaml::from_str::<Value>(part) {
+                Ok(value) if value["kind"] == "StyrminDeployment" => {
+                    let message = format!(
+                        "a StyrminDeployment lies in environments/<environment>/<shard>/<deployment>/{}, and nowhere else",
+                        layout::DEPLOYMENT_FILE
+                    );
+                    self.problem(path, line, "kind", message);
+                }
+                Ok(_) => {}
+                Err(error) => self.problem(path, line + error.line.saturating_sub(1), "", error.message),
+            }
+        }
+    }
+
     /// The driver is there, and can render its values.
     fn driver_of(&mut self, path: &str, spec: &StyrminDeploymentSpec, line: u64) {
         let file = layout::driver_file(&spec.driver.name, &spec.driver.digest);
@@ -301,20 +319,17 @@ impl Check<'_> {
 
     /// Every secret that a context names is in the file beside it, encrypted.
     fn secrets(&mut self) {
-        let mut wanted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut wanted: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
         for (path, spec) in self.places.values() {
             let parameters = spec.context["parameters"].as_object().into_iter().flatten();
-            let keys: BTreeSet<String> = parameters
-                .filter_map(|(_, value)| SecretRef::read(value))
-                .filter(|one| !one.is_outside())
-                .map(|one| one.key)
-                .collect();
+            let ours = parameters.filter_map(|(_, value)| SecretRef::read(value)).filter(|one| !one.is_outside());
+            let keys = ours.map(|one| (one.key, one.fingerprint)).collect();
             let file = path.replace(layout::DEPLOYMENT_FILE, layout::SECRETS_FILE);
             wanted.insert(file, keys);
         }
         let files = self.files;
         for (path, text) in files.iter().filter(|(path, _)| path.ends_with(&format!("/{}", layout::SECRETS_FILE))) {
-            let value: Value = match yaml::from_str(text) {
+            let file: Value = match yaml::from_str(text) {
                 Ok(value) => value,
                 Err(error) => {
                     self.problem(path, error.line, "", error.message);
@@ -322,9 +337,10 @@ impl Check<'_> {
                 }
             };
             for section in ["stringData", "data"] {
-                for (key, value) in value[section].as_object().into_iter().flatten() {
+                for (key, value) in file[section].as_object().into_iter().flatten() {
                     // What it holds is not shown.
-                    if !value.as_str().is_some_and(|text| text.starts_with("ENC[")) {
+                    // SOPS leaves an empty value as it is.
+                    if !value.as_str().is_some_and(|text| text.is_empty() || text.starts_with("ENC[")) {
                         self.problem(
                             path,
                             0,
@@ -332,15 +348,24 @@ impl Check<'_> {
                             "is not encrypted; take it out of the history, and set another secret",
                         );
                     }
-                    wanted.entry(path.clone()).or_default().remove(key);
+                    let named = wanted.entry(path.clone()).or_default().remove(key);
+                    let is = value_of(&file, key);
+                    if named.is_some_and(|named| is.is_some_and(|is| is != named)) {
+                        self.problem(
+                            path,
+                            0,
+                            &format!("{section}.{key}"),
+                            "is another value than the document beside it names; the two files go back together",
+                        );
+                    }
                 }
             }
-            if value["sops"].is_null() {
+            if file["sops"].is_null() {
                 self.problem(path, 0, "sops", "is missing: Flux could not decrypt it");
             }
         }
         for (path, keys) in wanted {
-            for key in keys {
+            for key in keys.into_keys() {
                 self.problem(
                     &path,
                     0,
@@ -359,15 +384,6 @@ impl Check<'_> {
             let (old, new) = (base.get(path), files.get(path));
             if old == new {
                 continue;
-            }
-            let immutable = path.starts_with("cluster/drivers/") || path.starts_with("charts/");
-            if immutable && old.is_some() && new.is_some() {
-                self.problem(
-                    path,
-                    0,
-                    "",
-                    "differs from the base; drivers and charts never change, another version gets another digest",
-                );
             }
             let Some((_, _, id, layout::DEPLOYMENT_FILE)) = place(path) else {
                 let verb = match (old, new) {
@@ -413,6 +429,11 @@ impl Check<'_> {
     }
 }
 
+/// The fingerprint of a key, as the secrets file has it for reviewers.
+fn value_of<'a>(file: &'a Value, key: &str) -> Option<&'a str> {
+    file["metadata"]["annotations"][format!("fingerprint.styrmin.io/{key}")].as_str()
+}
+
 fn shown(value: &Value) -> String {
     if value.is_null() { "missing".to_owned() } else { value.to_string() }
 }
@@ -424,8 +445,9 @@ static SCHEMA: LazyLock<Option<jsonschema::Validator>> = LazyLock::new(|| {
     jsonschema::validator_for(schema).ok()
 });
 
-/// Pointer and message of what the schema refuses.
-fn schema_problems(value: &Value) -> Vec<(String, String)> {
+/// Pointer and message of what the schema of a StyrminDeployment refuses.
+#[must_use]
+pub fn schema_problems(value: &Value) -> Vec<(String, String)> {
     let Some(schema) = &*SCHEMA else { return Vec::new() };
     let errors = schema.iter_errors(value);
     errors.map(|error| (error.instance_path().as_str().to_owned(), error.to_string())).collect()

@@ -25,6 +25,13 @@ pub fn shard_name(number: u32) -> String {
     format!("s{number}")
 }
 
+/// Whether a folder below `environments` can have this name: an environment's, a shard's or a deployment's.
+#[must_use]
+pub fn is_folder(name: &str) -> bool {
+    let is_shard = name.strip_prefix('s').is_some_and(|number| number.parse::<u32>().is_ok());
+    is_shard || name.parse::<DeploymentId>().is_ok()
+}
+
 /// Folder of a deployment.
 #[must_use]
 pub fn deployment_folder(environment: &EnvironmentId, shard: u32, deployment: &DeploymentId) -> String {

@@ -27,6 +27,8 @@ pub(crate) async fn check(folder: &Path, prefix: &str, base: Option<&str>) -> an
     if files.is_empty() {
         bail!("{}: has none of the folders {}; is this a cluster's repository?", root.display(), FOLDERS.join(", "));
     }
+    // What forges say of a branch that is new.
+    let base = base.filter(|base| !base.chars().all(|c| c == '0'));
     let base = match base {
         None => None,
         Some(revision) => Some(base_of(&root, revision, &files).await?),

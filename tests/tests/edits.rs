@@ -312,6 +312,15 @@ async fn a_removal_waits_for_a_word() {
     world.is_whole(&three).await;
     let log = world.log().await;
     assert!(log.to_lowercase().contains("put back deployment two, which pat changed in"), "{log}");
+    // A word in a file asks first, whatever the threshold; so does nobody for another cluster.
+    world.pat.pull().await;
+    world.pat.edit(&four, |document| document["spec"]["lifecycle"] = json!("deleting"));
+    world.pat.push("Please go").await;
+    let found = world.until(&four, "WAITING").await;
+    let edit = &found["edits"]["nodes"][0];
+    assert!(edit["message"].as_str().unwrap().starts_with("a word in a file is no removal yet"), "{edit}");
+    world.decide(edit, "RESTORE").await.unwrap();
+    world.until(&four, "RESTORED").await;
     // Up to the threshold nobody is asked.
     let query = "mutation($id: ID!) { updateCluster(id: $id, edits: { removalThreshold: 1 }) { cluster { removalThreshold editPolicy } } }";
     let cluster = world.client.ok(query, json!({ "id": world.cluster })).await["updateCluster"]["cluster"].clone();
@@ -684,6 +693,40 @@ async fn a_held_edit_ends_when_it_is_undone_or_said_by_somebody_else() {
     );
     let path = before.keys().find(|path| path.contains(&twice)).unwrap();
     assert_eq!(after.get(path), before.get(path));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_of_another_cluster_is_nobodys_here() {
+    let (world, ids) = World::start("HOLD", &["here"]).await;
+    let (other, _) = world.client.cluster(json!({ "name": "other", "edits": { "policy": "ADOPT" } })).await;
+    let there = world.client.environment(&other, "e").await;
+    let (theirs, _) = world.client.web(&there, "theirs").await;
+    world.server.drained(LIMIT).await;
+    let foreign = Person::of(world.server.hosted(&other).to_str().unwrap()).await;
+    let path = format!("environments/{}/s0/{theirs}/styrmindeployment.yaml", world.environment);
+    std::fs::create_dir_all(world.pat.work().join(&path).parent().unwrap()).unwrap();
+    world.pat.write(&path, &foreign.read(&foreign.path(&theirs)));
+    world.pat.edit(&ids[0], |document| paint(document, "blue"));
+    world.pat.push("Copied from production").await;
+    world.until(&ids[0], "HELD").await;
+    assert_eq!(world.look(&theirs).await["edits"]["nodes"], json!([]));
+    world.client.set_variable(&theirs, "SIZE", "xl").await.unwrap();
+    world.server.drained(LIMIT).await;
+    assert!(world.files().await.contains_key(&path), "it is somebody's file");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_formats_a_file_is_not_fought() {
+    let (world, ids) = World::start("ADOPT", &["shop"]).await;
+    let path = world.pat.path(&ids[0]);
+    let text = format!("# formatted\n{}", world.pat.read(&path));
+    world.pat.write(&path, &text);
+    world.pat.push("Format").await;
+    world.until(&ids[0], "NOTED").await;
+    assert_eq!(world.files().await[&path], text);
+    world.client.set_variable(&ids[0], "SIZE", "xl").await.unwrap();
+    world.server.drained(LIMIT).await;
+    world.is_whole(&ids[0]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -427,7 +427,7 @@ async fn edits(store: &Shared) {
     assert!(store.record_edits(&[twice], &target(), &ann()).await.is_err(), "one file is found once in a reading");
     assert_eq!(store.edits_of("cluster", "2").await.unwrap(), ["p"]);
     store.record_edits(&[of("4", EditState::Held)], &target(), &ann()).await.unwrap();
-    store.close_edits("cluster", &["p".into()], 11).await.unwrap();
+    store.close_edits("cluster", &["p".into()], 11, None).await.unwrap();
     assert_eq!(store.edit("4").await.unwrap().unwrap().state, EditState::Superseded);
     assert_eq!(waiting().await[..2], ["e-i001", "e-i002"]);
     let timeline = store.timeline("e", None, 100).await.unwrap();

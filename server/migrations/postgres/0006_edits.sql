@@ -53,7 +53,8 @@ ALTER TABLE clusters ADD COLUMN trusted_keys JSON;
 CREATE TABLE leads (
     id INTEGER PRIMARY KEY NOT NULL,
     holder TEXT NOT NULL,
-    epoch BIGINT NOT NULL,
+    -- Unique, so that a lead that is only kept does not wait for who checks it, and one that goes to another does.
+    epoch BIGINT NOT NULL UNIQUE,
     until BIGINT NOT NULL
 );
 

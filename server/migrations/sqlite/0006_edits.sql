@@ -53,7 +53,8 @@ ALTER TABLE clusters ADD COLUMN trusted_keys TEXT;
 CREATE TABLE leads (
     id INTEGER PRIMARY KEY NOT NULL,
     holder TEXT NOT NULL,
-    epoch INTEGER NOT NULL,
+    -- Unique, so that a lead that is only kept does not wait for who checks it, and one that goes to another does.
+    epoch INTEGER NOT NULL UNIQUE,
     until INTEGER NOT NULL
 );
 

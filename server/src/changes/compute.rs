@@ -21,7 +21,7 @@ use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::{DeploymentId, EnvironmentId};
 use styrmin_renderer::plan::{self, Workflow};
 use styrmin_renderer::spec::{self, DriverRef, JobRun, StyrminDeploymentSpec};
-use styrmin_renderer::{Problems, canonical, layout, objects, yaml};
+use styrmin_renderer::{Problems, canonical, checkout, layout, objects, yaml};
 
 /// The rows that a change is computed from.
 #[derive(Debug, Clone)]
@@ -522,7 +522,12 @@ fn complete(
         Workflow::Delete => None,
         _ => {
             let number = u64::try_from(sequence).map_err(|error| anyhow!("sequence {sequence}: {error}"))?;
-            let text = yaml::to_string(&spec::object(&spec, &environment, number))
+            let object = spec::object(&spec, &environment, number);
+            // One that the API server refuses would block its whole shard.
+            if let Some((pointer, message)) = checkout::schema_problems(&object).into_iter().next() {
+                return Err(invalid(format!("deployment \"{}\"", deployment.name), pointer, message));
+            }
+            let text = yaml::to_string(&object)
                 .map_err(|error| ChangeError::Internal(anyhow!("deployment \"{}\": {error}", deployment.name)))?;
             Some(text)
         }

@@ -152,7 +152,7 @@ impl Changes {
         self.store.finish_fan_out(&fan_out.id, &untouched, self.clock.now()).await?;
         if writes {
             let Cluster { repository, branch, .. } = &scene.cluster;
-            self.wake.target(&Target { repository: repository.clone(), branch: branch.clone() });
+            self.wake(&Target { repository: repository.clone(), branch: branch.clone() }).await;
         }
         Ok(untouched)
     }

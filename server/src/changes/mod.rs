@@ -28,8 +28,8 @@ use crate::reports::DeploymentStatus;
 use crate::repository::{self, Access, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
-    Cluster, Deployment, DeploymentState, EditPolicy, Environment, FanOut, FanOutLevel, Lifecycle, Person, Snapshot,
-    StatusScope, Store, StoreError, Target, Task, Token, TokenKind,
+    Cluster, Deployment, DeploymentState, EditPolicy, Environment, FanOut, FanOutLevel, Lifecycle, Notice, Person,
+    Snapshot, StatusScope, Store, StoreError, Target, Task, Token, TokenKind,
 };
 use crate::{auth, metrics};
 use compute::{Computation, Edit, Rows, Runs};
@@ -153,6 +153,19 @@ impl Changes {
         Self { store, drivers, key, clock, wake, locks: Locks::default(), fan_outs: Notify::new() }
     }
 
+    /// Something waits: whoever writes shall look.
+    async fn wake(&self, target: &Target) {
+        self.wake.target(target);
+        self.tell(&Notice::Waits(target.clone())).await;
+    }
+
+    /// Losing a notice costs time only.
+    async fn tell(&self, notice: &Notice) {
+        if let Err(error) = self.store.tell(notice).await {
+            tracing::warn!(%error, "other servers are not told");
+        }
+    }
+
     /// Adds a cluster; gives it back with its agent's token, which is shown this once.
     ///
     /// # Errors
@@ -214,7 +227,7 @@ impl Changes {
             }
             other => other?,
         }
-        self.wake.target(&Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() });
+        self.wake(&Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() }).await;
         Ok((cluster, text))
     }
 
@@ -295,7 +308,9 @@ impl Changes {
                 other => {
                     other?;
                     self.fan_outs.notify_one();
-                    self.wake.look(&Target { repository: row.repository.clone(), branch: row.branch.clone() });
+                    let target = Target { repository: row.repository.clone(), branch: row.branch.clone() };
+                    self.wake.look(&target);
+                    self.tell(&Notice::Look(target)).await;
                     return Ok((Cluster { version: row.version + 1, ..row }, fan_out));
                 }
             }

@@ -21,8 +21,8 @@ use crate::metrics;
 use crate::repository::{Pushes, Wake};
 use crate::store::{
     Confirmations, DeploymentOutcome, DeploymentPlace, DeploymentState, InstanceOutcome, LastReport, Lifecycle, Millis,
-    Observation, Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Target, Task,
-    TaskState,
+    Notice, Observation, Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Target,
+    Task, TaskState,
 };
 use crate::tasks::machine::{self, Event, Observed, Wanted};
 use sha2::{Digest as _, Sha256};
@@ -356,7 +356,12 @@ impl Reports {
             if news_of_people(&report, answer.newest_revision.as_deref())
                 && let Some(row) = self.store.cluster(cluster).await?
             {
-                self.wake.look(&Target { repository: row.repository, branch: row.branch });
+                let target = Target { repository: row.repository, branch: row.branch };
+                self.wake.look(&target);
+                // Losing it costs time only.
+                if let Err(error) = self.store.tell(&Notice::Look(target)).await {
+                    warn!(%error, "other servers are not told that somebody pushed");
+                }
             }
             return Ok(answer);
         }

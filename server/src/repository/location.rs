@@ -49,7 +49,7 @@ impl Location {
         let path = path.unwrap_or_default().trim_matches('/');
         let wrong = |part: &str| {
             matches!(part.to_lowercase().as_str(), "" | "." | ".." | ".git" | "git~1")
-                || part.chars().any(|c| c.is_control() || c == '\\')
+                || part.chars().any(|c| c.is_control() || "\\\"'`$".contains(c))
         };
         if !path.is_empty() && path.split('/').any(wrong) {
             return Err(LocationProblem {

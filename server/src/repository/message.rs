@@ -43,7 +43,8 @@ pub struct Restored {
 impl Restored {
     fn text(&self) -> String {
         let commit = self.commit.get(..10).unwrap_or(&self.commit);
-        format!("put back {}, which {} changed in {commit}", self.name, self.author.name)
+        let name: String = self.name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        format!("put back {name}, which {} changed in {commit}", self.author.name)
     }
 }
 
@@ -113,7 +114,9 @@ impl Message {
             text.push('\n');
         }
         for restored in &self.restored {
-            let _ = writeln!(text, "Styrmin-Restored: {}", restored.path);
+            // A path may hold a line break, and what follows it must not be a trailer.
+            let path: String = restored.path.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            let _ = writeln!(text, "Styrmin-Restored: {path}");
         }
         for entry in &self.entries {
             let _ = write!(

@@ -134,6 +134,8 @@ impl Mirror {
         if loose <= most {
             return Ok(false);
         }
+        // Left by one that was ended; nobody else packs what is ours.
+        let _ = tokio::fs::remove_file(path.join("objects/maintenance.lock")).await;
         let arguments = [
             "maintenance",
             "run",

@@ -5,8 +5,7 @@ use super::sign::Signer;
 use git2::{FileMode, ObjectType, Oid, Repository, Time, Tree};
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::str::FromStr as _;
-use styrmin_renderer::names::DeploymentId;
+use styrmin_renderer::layout;
 
 /// What happens to one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,8 +129,8 @@ fn folder(
             let children: Vec<(&str, &Edit)> =
                 rest[..count].iter().map(|(path, edit)| (&path[name.len() + 1..], *edit)).collect();
             let tree = match &existing {
-                // In the place of a deployment's folder nothing else can be meant.
-                Some(entry) if entry.kind() != Some(ObjectType::Tree) && DeploymentId::from_str(name).is_ok() => None,
+                // In the place of an environment's, a shard's or a deployment's folder nothing else can be meant.
+                Some(entry) if entry.kind() != Some(ObjectType::Tree) && layout::is_folder(name) => None,
                 Some(entry) if entry.kind() != Some(ObjectType::Tree) => {
                     return Err(git2::Error::from_str(&format!("\"{name}\" is a file, but a folder is needed there")));
                 }

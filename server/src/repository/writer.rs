@@ -38,6 +38,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument as _, error, info, info_span, warn};
 
+/// How long rounds that are under way may take when the server stops, or another one takes over.
+const ENDING: Duration = Duration::from_secs(15);
 /// How long packing a repository may take.
 const TIDY_LIMIT: Duration = Duration::from_secs(1800);
 /// How long, in milliseconds, a lead lasts without a word from who has it.
@@ -179,6 +181,7 @@ impl Writers {
             while let Some(notice) = told.recv().await {
                 match notice {
                     Notice::Waits(target) => self.wake.target(&target),
+                    Notice::Look(target) => self.wake.look(&target),
                     Notice::Moved(target) => self.pushes.tell(&target),
                 }
             }
@@ -205,6 +208,7 @@ impl Writers {
                                 moved: 0,
                                 gather: None,
                                 bell: Arc::clone(&bell),
+                                stop: stop.clone(),
                                 lead: lead.clone(),
                                 look: true,
                                 poll: self.settings.poll.mul_f64(0.75 + rand::random::<f64>() / 2.0),
@@ -224,7 +228,9 @@ impl Writers {
             loop {
                 let woken = tokio::select! {
                     () = stop.cancelled() => {
-                        while tasks.join_next().await.is_some() {}
+                        // What is cut off then is found in the history, by whoever goes on.
+                        let ended = async { while tasks.join_next().await.is_some() {} };
+                        let _ = tokio::time::timeout(ENDING, ended).await;
                         return;
                     }
                     targets = self.wake.take() => targets,
@@ -292,6 +298,7 @@ struct Writer {
     /// How long to gather changes before the next round: as long as the last push took.
     gather: Option<Duration>,
     bell: Arc<Bell>,
+    stop: CancellationToken,
     /// Under which it stores what it does.
     lead: Lead,
     /// Somebody may have committed something that was not read yet.
@@ -403,8 +410,13 @@ impl Writer {
             return Ok(Outcome::Idle);
         }
         let _permit = if is_idle {
-            // After a start, or together with all others, it can wait.
-            Some(LOOKING.acquire().await.context("looking at repositories")?)
+            // After a start, or together with all others, it can wait; a change that comes meanwhile cannot.
+            let bell = Arc::clone(&self.bell);
+            tokio::select! {
+                permit = LOOKING.acquire() => Some(permit.context("looking at repositories")?),
+                () = bell.notify.notified() => return Ok(Outcome::Again),
+                () = self.stop.cancelled() => return Ok(Outcome::Idle),
+            }
         } else {
             None
         };
@@ -591,6 +603,12 @@ impl Writer {
         let reading = spawn_blocking(move || reader.reading(&base, count, tip, &folders));
         let mut reading = reading.await.context("the commits of others could not be read")??;
         reading.lead = Some(self.lead.clone());
+        // A forge of several machines may answer from one that is behind: nobody rewound anything then.
+        if reading.rewound && mirror.fetch().await? != Some(tip) {
+            return Err(
+                anyhow::anyhow!("the repository answers with another commit each time; it is asked again").into()
+            );
+        }
         self.shared.people.found(&self.target, clusters, &reading).await?;
         faults::point(faults::READING);
         store.set_head(&self.target, &reading.tip.id, &self.lead).await?;
@@ -906,7 +924,8 @@ impl Writer {
             Some(id) => {
                 let committed = self.shared.store.committed_instance(id).await?;
                 let ids: Vec<String> = committed.into_iter().map(|instance| instance.id).collect();
-                let Some(item) = self.shared.store.instances_to_write(&ids).await?.pop() else { return Ok(()) };
+                let item = self.shared.store.instances_to_write(&ids).await?.pop();
+                let Some(item) = item.filter(|item| item.cluster_id == edit.cluster_id) else { return Ok(()) };
                 name = format!("deployment {}", item.deployment_name);
                 let files = deployment_files(&item, &folder(&item, clusters)?);
                 if files.contains_key(&edit.path) {

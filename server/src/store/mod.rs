@@ -773,6 +773,8 @@ pub enum Notice {
     Waits(Target),
     /// This branch was pushed to, or read.
     Moved(Target),
+    /// Somebody may have pushed here.
+    Look(Target),
 }
 
 /// A commit that was made and perhaps pushed.
@@ -1191,7 +1193,7 @@ pub trait Store: Send + Sync {
     /// open any more is [`StoreError::Conflict`].
     async fn record_edits(&self, edits: &[GitEdit], target: &Target, author: &Person) -> Result<()>;
     /// Ends the open edits of files that are as we wrote them again.
-    async fn close_edits(&self, cluster: &str, paths: &[String], now: Millis) -> Result<()>;
+    async fn close_edits(&self, cluster: &str, paths: &[String], now: Millis, lead: Option<&Lead>) -> Result<()>;
     /// One edit by id.
     async fn edit(&self, id: &str) -> Result<Option<GitEdit>>;
     /// Edits, newest first, older than an id.
@@ -1227,6 +1229,8 @@ pub trait Store: Send + Sync {
     async fn resign(&self, lead: &Lead) -> Result<()>;
     /// Hears what other processes store, for as long as the future is awaited. An embedded database has none.
     async fn hear(&self, tell: tokio::sync::mpsc::Sender<Notice>);
+    /// Tells the other processes.
+    async fn tell(&self, notice: &Notice) -> Result<()>;
     /// Records a commit before its push, by who leads.
     async fn prepare_batch(&self, batch: &Batch, lead: &Lead) -> Result<()>;
     /// Commits of one repository that may still turn up.

@@ -21,6 +21,13 @@ macro_rules! for_share {
     };
 }
 pub(super) use for_share;
+/// Nobody gives the row another key until this commits; its other columns may change.
+macro_rules! for_key_share {
+    ($query:literal) => {
+        concat!($query, " FOR KEY SHARE")
+    };
+}
+pub(super) use for_key_share;
 
 /// The database's clock, in milliseconds.
 macro_rules! now_ms {
@@ -42,6 +49,7 @@ async fn tell(tx: &mut Transaction<'static, Db>, notice: &Notice) -> Result<()> 
     let (word, target) = match notice {
         Notice::Waits(target) => ("waits", target),
         Notice::Moved(target) => ("moved", target),
+        Notice::Look(target) => ("look", target),
     };
     sqlx::query("SELECT pg_notify($1, $2)")
         .bind(CHANNEL)
@@ -64,7 +72,11 @@ async fn hear(pool: &Pool<Db>, tell: mpsc::Sender<Notice>) {
                     continue;
                 };
                 let target = Target { repository, branch };
-                let notice = if word == "waits" { Notice::Waits(target) } else { Notice::Moved(target) };
+                let notice = match word.as_str() {
+                    "waits" => Notice::Waits(target),
+                    "look" => Notice::Look(target),
+                    _ => Notice::Moved(target),
+                };
                 if tell.send(notice).await.is_err() {
                     return Ok::<(), sqlx::Error>(());
                 }

@@ -1,7 +1,7 @@
 //! The statements, once for both databases: compiled in `sqlite` and in `postgres`, which say what
 //! `Db` is. Only SQL that both read alike may stand here.
 
-use super::{BEGIN, Db, SHARED, for_share, now_ms};
+use super::{BEGIN, Db, SHARED, for_key_share, for_share, now_ms};
 use crate::store::{
     After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
     DeploymentPlace, DriverVersion, EditScope, EditState, Environment, FanOut, FanOutLevel, GitEdit, Instance,
@@ -118,7 +118,7 @@ async fn insert_outbox(
 /// What an older lead says counts no more.
 async fn check_lead(tx: &mut Tx, lead: &Lead) -> Result<()> {
     let found: Option<i64> =
-        sqlx::query_scalar(for_share!("SELECT epoch FROM leads WHERE id = 1 AND holder = $1 AND epoch = $2"))
+        sqlx::query_scalar(for_key_share!("SELECT epoch FROM leads WHERE id = 1 AND holder = $1 AND epoch = $2"))
             .bind(&lead.holder)
             .bind(lead.epoch)
             .fetch_optional(&mut **tx)
@@ -1040,20 +1040,23 @@ impl Store for SqlStore {
     async fn record_edits(&self, edits: &[GitEdit], target: &Target, author: &Person) -> Result<()> {
         let mut tx = self.begin().await?;
         for edit in edits {
-            record_edit(&mut tx, edit).await?;
+            record_edit(&mut tx, edit).await.map_err(again)?;
             if edit.state == EditState::Restoring {
                 let row = (OutboxKind::Restore, edit.id.as_str());
                 insert_outbox(&mut tx, target, row, None, author, edit.created_at).await?;
             }
             if let Some(deployment) = &edit.deployment_id {
-                hold_back(&mut tx, deployment).await?;
+                hold_back(&mut tx, deployment).await.map_err(again)?;
             }
         }
         Ok(tx.commit().await?)
     }
 
-    async fn close_edits(&self, cluster: &str, paths: &[String], now: Millis) -> Result<()> {
+    async fn close_edits(&self, cluster: &str, paths: &[String], now: Millis, lead: Option<&Lead>) -> Result<()> {
         let mut tx = self.begin().await?;
+        if let Some(lead) = lead {
+            check_lead(&mut tx, lead).await?;
+        }
         for path in paths {
             let closed: Vec<Option<String>> = sqlx::query_scalar(
                 "UPDATE edits SET state = 'superseded', decided_at = $3 WHERE cluster_id = $1 AND path = $2 AND state IN ('held', 'waiting', 'restoring') RETURNING deployment_id",
@@ -1111,7 +1114,7 @@ impl Store for SqlStore {
 
     async fn confirmed_removals(&self, target: &Target) -> Result<Vec<GitEdit>> {
         Ok(sqlx::query_as(
-            "SELECT x.* FROM clusters c JOIN edits x ON x.cluster_id = c.id JOIN reports r ON r.cluster_id = c.id WHERE c.repository = $1 AND c.branch = $2 AND x.state IN ('waiting', 'held') AND x.kind IN ('removed', 'emptied') AND EXISTS (SELECT 1 FROM observations o WHERE o.deployment_id = x.deployment_id AND o.title = $3 AND o.at >= x.created_at AND r.deployments_at > o.at) AND NOT EXISTS (SELECT 1 FROM statuses s WHERE s.deployment_id = x.deployment_id AND s.snapshot = 'deployments')",
+            "SELECT x.* FROM clusters c JOIN edits x ON x.cluster_id = c.id JOIN reports r ON r.cluster_id = c.id WHERE c.repository = $1 AND c.branch = $2 AND x.state IN ('waiting', 'held') AND x.kind IN ('removed', 'emptied') AND EXISTS (SELECT 1 FROM observations o WHERE o.deployment_id = x.deployment_id AND o.title = $3 AND o.at >= (SELECT MAX(t.created_at) FROM tasks t WHERE t.deployment_id = x.deployment_id) AND r.deployments_at > o.at) AND NOT EXISTS (SELECT 1 FROM statuses s WHERE s.deployment_id = x.deployment_id AND s.snapshot = 'deployments')",
         )
         .bind(&target.repository)
         .bind(&target.branch)
@@ -1207,7 +1210,7 @@ impl Store for SqlStore {
         // Of an embedded database there is one process: the one before is gone.
         let free = if SHARED { "leads.until < " } else { "leads.until IS NOT NULL OR 0 < " };
         let query = format!(
-            "INSERT INTO leads (id, holder, epoch, until) VALUES (1, $1, 1, {now} + $2) ON CONFLICT (id) DO UPDATE SET epoch = CASE WHEN leads.holder = excluded.holder THEN leads.epoch ELSE leads.epoch + 1 END, holder = excluded.holder, until = excluded.until WHERE leads.holder = excluded.holder OR {free} {now} RETURNING epoch",
+            "INSERT INTO leads (id, holder, epoch, until) VALUES (1, $1, 1, {now} + $2) ON CONFLICT (id) DO UPDATE SET epoch = CASE WHEN leads.holder = excluded.holder THEN leads.epoch ELSE leads.epoch + 1 END, holder = excluded.holder, until = {now} + $2 WHERE leads.holder = excluded.holder OR {free} {now} RETURNING epoch",
             now = now_ms!()
         );
         let epoch: Option<i64> = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
@@ -1225,6 +1228,12 @@ impl Store for SqlStore {
             .execute(&self.writer)
             .await?;
         Ok(())
+    }
+
+    async fn tell(&self, notice: &Notice) -> Result<()> {
+        let mut tx = self.begin().await?;
+        super::tell(&mut tx, notice).await?;
+        Ok(tx.commit().await?)
     }
 
     async fn hear(&self, tell: mpsc::Sender<Notice>) {

@@ -22,6 +22,13 @@ macro_rules! for_share {
     };
 }
 pub(super) use for_share;
+/// As above.
+macro_rules! for_key_share {
+    ($query:literal) => {
+        $query
+    };
+}
+pub(super) use for_key_share;
 
 /// The database's clock, in milliseconds.
 macro_rules! now_ms {

@@ -77,6 +77,8 @@ struct Case {
     strays: Vec<Finding>,
     /// What its message says besides.
     note: Option<String>,
+    /// Its file is there, and asks for the end.
+    is_word: bool,
 }
 
 #[async_trait]
@@ -169,10 +171,14 @@ impl Changes {
                 EditPolicy::Restore => {
                     rows.push(self.decided(case.row, EditState::Restoring, "edits of this cluster are put back"));
                 }
-                EditPolicy::Adopt if case.row.kind == EditKind::Removed && many => {
+                EditPolicy::Adopt if case.row.kind == EditKind::Removed && (many || case.is_word) => {
+                    let reason = if case.is_word {
+                        "a word in a file is no removal yet".to_owned()
+                    } else {
+                        format!("{removals} at once, {} are taken over without asking", cluster.removal_threshold)
+                    };
                     let message = format!(
-                        "{removals} at once, {} are taken over without asking: the application runs on until somebody confirms the removal with decideEdit or on the object, or has it put back",
-                        cluster.removal_threshold
+                        "{reason}: the application runs on until somebody confirms the removal with decideEdit or on the object, or has it put back"
                     );
                     rows.push(GitEdit { state: EditState::Waiting, message: Some(message), ..case.row });
                 }
@@ -189,7 +195,8 @@ impl Changes {
             });
         }
         self.record(&rows, target, &nobody).await?;
-        Ok(self.store.close_edits(&cluster.id, &sorted.settled, self.clock.now()).await?)
+        let now = self.clock.now();
+        Ok(self.store.close_edits(&cluster.id, &sorted.settled, now, reading.lead.as_ref()).await?)
     }
 
     async fn record(&self, rows: &[GitEdit], target: &Target, author: &Person) -> Result<()> {
@@ -272,7 +279,7 @@ impl Changes {
         if reading.whole {
             self.add_absent(cluster, reading, &mut sorted).await?;
         }
-        self.add_strays(cluster, reading, &strays, &mut sorted).await?;
+        self.add_strays(cluster, reading, &strays, &mut environments, &mut sorted).await?;
         Ok(sorted)
     }
 
@@ -282,6 +289,7 @@ impl Changes {
         cluster: &Cluster,
         reading: &Reading,
         strays: &[&Finding],
+        environments: &mut HashMap<String, Option<Environment>>,
         sorted: &mut Sorted,
     ) -> Result<()> {
         let is_yaml = |path: &str| path.ends_with(".yaml") || path.ends_with(".yml");
@@ -294,6 +302,10 @@ impl Changes {
             let Some(named) = text.and_then(verdict::named) else { continue };
             let Some(instance) = self.store.instance(&named).await? else { continue };
             let Some(deployment) = self.store.deployment(&instance.deployment_id).await? else { continue };
+            // Another cluster's deployment has no business here, and this one none with it.
+            if !self.is_in(cluster, &deployment.environment_id, environments).await? {
+                continue;
+            }
             let Some(folder) = folder(cluster, &deployment) else { continue };
             let path = format!("{folder}/{}", layout::DEPLOYMENT_FILE);
             let group = sorted.deployments.entry(deployment.id).or_default();
@@ -373,11 +385,19 @@ impl Changes {
         // Kept for a later decision; what somebody may have put in clear is not kept a second time.
         let content = match &verdict {
             Verdict::Changed { found, .. } if verdict::shows_a_secret(&committed.spec, found) => None,
+            Verdict::Returned
+                if text
+                    .and_then(verdict::spec_of)
+                    .is_none_or(|found| verdict::shows_a_secret(&committed.spec, &found)) =>
+            {
+                None
+            }
             Verdict::Changed { .. } | Verdict::Reverted | Verdict::Returned => text.map(str::to_owned),
             _ => None,
         };
+        let is_word = verdict == Verdict::Removed && text.is_some();
         let row = self.row(cluster, reading, kind, Some(id), &finding.path, &finding.commit, content);
-        Ok(Some(Case { row, verdict, committed, named, strays: group.strays, note: None }))
+        Ok(Some(Case { row, verdict, committed, named, strays: group.strays, note: None, is_word }))
     }
 
     /// What the repository would hold if an edit that was adopted, but whose instance is not written yet, were ours: a
@@ -484,10 +504,9 @@ impl Changes {
                     said.refused.push("metadata (it follows from the deployment)".to_owned());
                 }
                 if said.taken.is_empty() && said.refused.is_empty() {
-                    return refuse(
-                        row,
-                        "nothing that counts differs: comments, formatting, or fields that nobody reads",
-                    );
+                    // Who put it back would fight with whoever formats it.
+                    let message = "nothing that counts differs: comments, formatting, or fields that nobody reads; it stays until the next change";
+                    return Ok(Some(self.decided(row, EditState::Noted, message)));
                 }
                 if said.taken.is_empty() {
                     return refuse(row, &said.message());
@@ -589,6 +608,14 @@ impl Changes {
         }
     }
 
+    async fn decide(&self, rows: &[GitEdit], target: &Target, person: &Person) -> Result<()> {
+        match self.store.record_edits(rows, target, person).await {
+            // Somebody else decided at the same moment, or a newer edit came in.
+            Err(StoreError::Conflict) => Err(ChangeError::Busy),
+            other => Ok(other?),
+        }
+    }
+
     /// Decides about an edit that is held or waits for a confirmation.
     ///
     /// # Errors
@@ -617,7 +644,7 @@ impl Changes {
                 let message = format!("{} has it put back", person.name);
                 let decided: Vec<GitEdit> =
                     rows.into_iter().map(|row| self.decided(row, EditState::Restoring, &message)).collect();
-                self.store.record_edits(&decided, &target, person).await?;
+                self.decide(&decided, &target, person).await?;
             }
             Decision::Adopt => {
                 let Some(mut case) = self.stored_case(&row).await? else {
@@ -632,16 +659,16 @@ impl Changes {
                         return Err(invalid(object, "decision", message));
                     }
                     // A change that waits says the same already.
-                    Some(adopted) => self.store.record_edits(&[adopted], &target, person).await?,
+                    Some(adopted) => self.decide(&[adopted], &target, person).await?,
                     None if self.store.edit(id).await?.is_some_and(|now| now.state == row.state) => {
                         // Its file is as we wrote it by now.
-                        self.store.close_edits(&row.cluster_id, &[row.path], self.clock.now()).await?;
+                        self.store.close_edits(&row.cluster_id, &[row.path], self.clock.now(), None).await?;
                     }
                     None => {}
                 }
             }
         }
-        self.wake.target(&target);
+        self.wake(&target).await;
         self.store.edit(id).await?.ok_or_else(not_found)
     }
 
@@ -666,7 +693,7 @@ impl Changes {
                 verdict(&environment, &committed, named.as_ref(), files)
             }
         };
-        Ok(Some(Case { row: row.clone(), verdict, committed, named, strays: Vec::new(), note: None }))
+        Ok(Some(Case { row: row.clone(), verdict, committed, named, strays: Vec::new(), note: None, is_word: false }))
     }
 }
 
