@@ -488,6 +488,13 @@ struct GitRepositoryInput {
     branch: Option<String>,
     /// Folder of the cluster in the repository; the root when absent.
     path: Option<String>,
+    #[graphql(flatten)]
+    access: GitAccessInput,
+}
+
+/// What opens a repository. In a change, what is not set stays as it is.
+#[derive(InputObject, Default)]
+struct GitAccessInput {
     /// User for HTTPS.
     username: Option<String>,
     /// Password or token for HTTPS. This and the keys below are stored encrypted and never shown.
@@ -497,23 +504,6 @@ struct GitRepositoryInput {
     /// Lines of `known_hosts`: the only hosts that SSH trusts.
     known_hosts: Option<String>,
     /// Certificates of authorities that HTTPS trusts, as PEM.
-    ca: Option<String>,
-    /// URL of a proxy for HTTPS.
-    proxy: Option<String>,
-}
-
-/// Other credentials of a repository. What is not set stays as it is.
-#[derive(InputObject, Default)]
-struct GitAccessInput {
-    /// User for HTTPS.
-    username: Option<String>,
-    /// Password or token for HTTPS.
-    password: Option<String>,
-    /// Private key for SSH.
-    ssh_key: Option<String>,
-    /// Lines of `known_hosts`.
-    known_hosts: Option<String>,
-    /// Certificates of authorities that HTTPS trusts.
     ca: Option<String>,
     /// URL of a proxy for HTTPS.
     proxy: Option<String>,
@@ -905,14 +895,7 @@ impl Mutation {
             url: git.url,
             branch: git.branch,
             path: git.path,
-            access: Access {
-                username: git.username,
-                password: git.password,
-                ssh_key: git.ssh_key,
-                known_hosts: git.known_hosts,
-                ca: git.ca,
-                proxy: git.proxy,
-            },
+            access: git.access.into(),
         });
         let input = CreateCluster {
             name: input.name,
