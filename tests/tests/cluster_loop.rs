@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 use std::time::Duration;
+use styrmin_tests::people::Person;
 use styrmin_tests::plane::{KWOK, condition};
 use styrmin_tests::server::Api as _;
 use styrmin_tests::world::{LIMIT, World};
@@ -215,6 +216,69 @@ async fn a_secret_reaches_the_application_and_a_new_one_rolls_out() {
     assert!(in_application("fifth-secret-5").await && !in_application("fourth-secret-4").await);
     let text = std::fs::read_to_string(world.agent.log()).unwrap();
     assert!(!text.contains("third-secret-3") && !text.contains("fourth-secret-4"));
+
+    // A file that Flux cannot decrypt holds its shard up, and what waits says which; a release that fails tells no
+    // secret either.
+    world.rules("HOLD").await;
+    let pat = Person::of(world.repository().to_str().unwrap()).await;
+    let file = pat.path(&id).replace("styrmindeployment", "secrets.sops");
+    let stranger = age::x25519::Identity::generate().to_public().to_string();
+    let query = "mutation($id: ID!, $r: [String!]) { updateCluster(id: $id, ageRecipients: $r) { cluster { id } } }";
+    let text = pat.read(&file);
+    let begin = text.find("-----BEGIN AGE").unwrap();
+    let broken: String = text
+        .char_indices()
+        .map(|(at, c)| if at > begin + 40 && at < begin + 60 && c.is_alphanumeric() { 'A' } else { c })
+        .collect();
+    pat.write(&file, &broken);
+    pat.push("Broken").await;
+    world.fetch().await;
+    let task = world
+        .update(
+            &id,
+            json!({ "config": { "set": { "components": { "database": { "image": "postgres:image-pull" } } } } }),
+        )
+        .await;
+    says(&task, "secrets.sops.yaml").await;
+    let edits = "query($id: ID!) { deployment(id: $id) { edits { nodes { id kind state } } } }";
+    let edit = client.ok(edits, json!({ "id": id })).await["deployment"]["edits"]["nodes"][0].clone();
+    assert_eq!((&edit["kind"], &edit["state"]), (&json!("SECRETS"), &json!("HELD")));
+    let decide = "mutation($id: ID!) { decideEdit(id: $id, decision: RESTORE) { state } }";
+    client.ok(decide, json!({ "id": edit["id"] })).await;
+    says(&task, "ImagePullBackOff").await;
+    let refused = client.execute(query, json!({ "id": world.cluster, "r": [stranger] })).await;
+    refused.unwrap();
+    let change = json!({ "id": id, "input": { "parameters": { "password": "sixth-secret-6" } } });
+    let update = "mutation($id: ID!, $input: UpdateDeploymentInput!) { updateDeployment(id: $id, input: $input) { task { id } } }";
+    let refused = client.execute(update, change).await.unwrap_err().to_string();
+    assert!(refused.contains("could not be decrypted in cluster"), "{refused}");
+    for text in [
+        world
+            .plane
+            .kubectl(&[
+                "get",
+                "styrmindeployments,helmreleases,configmaps,events,controllerrevisions,kustomizations,jobs,pods",
+                "-A",
+                "-o",
+                "yaml",
+            ])
+            .await,
+        std::fs::read_to_string(world.agent.log()).unwrap(),
+        world.server.log(),
+        world.deployment(&id).await.to_string(),
+        git::git(&world.repository(), &["log", "-p", "main"]).await,
+    ] {
+        for secret in [
+            "first-secret-1",
+            "second-secret-2",
+            "third-secret-3",
+            "fourth-secret-4",
+            "fifth-secret-5",
+            "sixth-secret-6",
+        ] {
+            assert!(!text.contains(secret), "{secret}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -716,6 +716,32 @@ async fn a_document_of_another_cluster_is_nobodys_here() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_shallow_clone_is_as_good_as_a_whole_one() {
+    let (world, ids) = World::start("ADOPT", &["shop"]).await;
+    for number in 0..3 {
+        world.client.set_variable(&ids[0], "N", &number.to_string()).await.unwrap();
+        world.server.drained(LIMIT).await;
+    }
+    let hosted = world.server.hosted(&world.cluster);
+    let before = git::commits(&hosted).await;
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", hosted.display());
+    git::git(folder.path(), &["clone", "--quiet", "--depth", "1", "-b", "main", &url, "work"]).await;
+    let work = folder.path().join("work");
+    let path = world.pat.path(&ids[0]);
+    let text = std::fs::read_to_string(work.join(&path)).unwrap();
+    std::fs::write(work.join(&path), text.replace("N\": \"2\"", "N\": \"9\"")).unwrap();
+    git::git(&work, &["commit", "--quiet", "-am", "Nine"]).await;
+    git::git(&work, &["push", "--quiet", "origin", "HEAD:main"]).await;
+    world.client.set_variable(&ids[0], "M", "1").await.unwrap();
+    let found = world.until(&ids[0], "ADOPTED").await;
+    assert_eq!(found["config"]["env_vars"], json!({ "M": "1", "N": "9" }));
+    assert_eq!(found["edits"]["nodes"][0]["author"]["name"], "Pat");
+    assert!(git::commits(&hosted).await > before + 1, "history is whole");
+    git::git(&hosted, &["fsck", "--full", "--strict"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_formats_a_file_is_not_fought() {
     let (world, ids) = World::start("ADOPT", &["shop"]).await;
     let path = world.pat.path(&ids[0]);
