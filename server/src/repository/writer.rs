@@ -58,8 +58,10 @@ const BATCH_MAX: i64 = 20_000;
 const DESCRIBED_MAX: usize = 50;
 /// Longest time to gather changes between two commits.
 const GATHER_MAX: Duration = Duration::from_millis(500);
-/// How long an idle writer gathers what comes together with the change that woke it.
-const GATHER_FIRST: Duration = Duration::from_millis(50);
+/// An idle writer gathers what comes together with the change that woke it: until nothing came for this long.
+const QUIET: Duration = Duration::from_millis(50);
+/// And no longer than this.
+const QUIET_MAX: Duration = Duration::from_millis(300);
 /// How often writers look although nobody woke them.
 const LOOK: Duration = Duration::from_secs(30);
 /// After how many moved tips in a row a writer pauses: then it is not people who are in the way.
@@ -124,6 +126,16 @@ impl Bell {
     fn ring(&self, look: bool) {
         self.look.fetch_or(look, Ordering::Relaxed);
         self.notify.notify_one();
+    }
+
+    /// A burst shares one commit, and a single change hardly waits.
+    async fn until_quiet(&self) {
+        let end = tokio::time::Instant::now() + QUIET_MAX;
+        while tokio::time::Instant::now() < end {
+            if tokio::time::timeout(QUIET, self.notify.notified()).await.is_err() {
+                return;
+            }
+        }
     }
 }
 
@@ -351,7 +363,7 @@ impl Writer {
                     pause = self.shared.settings.retry_first;
                     tokio::select! {
                         () = stop.cancelled() => return,
-                        () = bell.notify.notified() => tokio::time::sleep(GATHER_FIRST).await,
+                        () = bell.notify.notified() => bell.until_quiet().await,
                         () = tokio::time::sleep(LOOK) => self.tip = None,
                     }
                     continue;
