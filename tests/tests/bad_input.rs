@@ -118,7 +118,7 @@ async fn a_deployment_that_cannot_be_is_refused_with_object_field_and_remedy() {
         ),
         (
             json!({ "driver": "postgresql", "applicationVersion": "17", "parameters": { "password": "hunter2-hunter2" } }),
-            vec!["parameters.password: ", "no age_recipient"],
+            vec!["parameters.password: ", "no age recipient", "ageRecipients"],
         ),
     ];
     for (changes, expected) in cases {
@@ -156,7 +156,7 @@ async fn clusters_and_environments_that_cannot_be_are_refused() {
         (json!({ "name": "d", "git": { "url": "https://host/r", "branch": "a..b" } }), "cluster \"d\": git.branch: "),
         (json!({ "name": "d", "git": { "url": "https://host/r", "path": "../x" } }), "cluster \"d\": git.path: "),
         (json!({ "name": "d", "git": { "url": "https://host/r", "username": "x" } }), "cluster \"d\": git.password: "),
-        (json!({ "name": "d", "ageRecipient": "age1nope" }), "cluster \"d\": age_recipient: "),
+        (json!({ "name": "d", "ageRecipient": "age1nope" }), "cluster \"d\": age_recipients[0]: "),
         (json!({ "name": "d", "config": { "ip_whitelist": ["x"] } }), "cluster \"d\": config.ip_whitelist[0]: "),
         (
             json!({ "name": "d", "git": { "url": repository, "path": "clusters" } }),
