@@ -2,58 +2,28 @@
 //! differs from a base. For jobs and hooks of people's repositories.
 
 use crate::context::{self, SecretRef};
-use crate::driver::{DRIVER_FILE, Driver, VALUES_FILE};
+use crate::driver::{DRIVER_FILE, Driver, FileProblem, VALUES_FILE};
 use crate::names::{DeploymentId, EnvironmentId};
 use crate::spec::{self, SEQUENCE_ANNOTATION, StyrminDeploymentSpec};
 use crate::yaml::{self, Lines, Segment};
 use crate::{canonical, diff, layout, objects};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::LazyLock;
-
-/// Something that is wrong with a file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
-    /// The file.
-    pub path: String,
-    /// 1-based line; 0 when the file as a whole is meant.
-    pub line: u64,
-    /// Field, as people write it; empty for the whole.
-    pub field: String,
-    /// What is wrong and what to do.
-    pub message: String,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.path)?;
-        if self.line > 0 {
-            write!(f, ":{}", self.line)?;
-        }
-        if !self.field.is_empty() {
-            write!(f, ": {}", self.field)?;
-        }
-        write!(f, ": {}", self.message)
-    }
-}
 
 /// What a check found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// Would break something in the cluster.
-    pub problems: Vec<Finding>,
+    pub problems: Vec<FileProblem>,
     /// What differs from the base, a line each.
     pub changes: Vec<String>,
     /// Deployments that were looked at.
     pub deployments: usize,
 }
 
-/// Files by path below the cluster's folder. Only those below [`FOLDERS`] are looked at.
+/// Files by path below the cluster's folder. Only those below [`layout::FOLDERS`] are looked at.
 pub type Files = BTreeMap<String, String>;
-
-/// Where our files are.
-pub const FOLDERS: [&str; 3] = ["charts", "cluster", "environments"];
 
 /// Annotation of a driver's ConfigMap.
 const DIGEST_ANNOTATION: &str = "styrmin.io/driver-digest";
@@ -95,8 +65,8 @@ fn place(path: &str) -> Option<(&str, &str, &str, &str)> {
 
 impl Check<'_> {
     fn problem(&mut self, path: &str, line: u64, field: &str, message: impl Into<String>) {
-        let (path, field, message) = (path.to_owned(), field.to_owned(), message.into());
-        self.report.problems.push(Finding { path, line, field, message });
+        let (file, field, message) = (path.to_owned(), field.to_owned(), message.into());
+        self.report.problems.push(FileProblem { file, line, field, message });
     }
 
     /// Every driver's ConfigMap is what its digest says.

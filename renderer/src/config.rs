@@ -237,12 +237,13 @@ pub(crate) fn schema_message(text: &str) -> String {
 }
 
 /// The unescaped tokens of a JSON pointer (RFC 6901).
-pub(crate) fn tokens(pointer: &str) -> impl Iterator<Item = String> + '_ {
+pub fn tokens(pointer: &str) -> impl Iterator<Item = String> + '_ {
     pointer.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~"))
 }
 
 /// Escapes one token of a JSON pointer.
-pub(crate) fn escape(token: &str) -> String {
+#[must_use]
+pub fn escape(token: &str) -> String {
     token.replace('~', "~0").replace('/', "~1")
 }
 

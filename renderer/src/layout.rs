@@ -12,6 +12,8 @@ pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "styrmin")
 pub const SYSTEM_NAMESPACE: &str = "styrmin-system";
 /// Namespace of Flux.
 pub const FLUX_NAMESPACE: &str = "flux-system";
+/// Folders of a cluster with everything that we write but texts for people.
+pub const FOLDERS: [&str; 3] = ["charts", "cluster", "environments"];
 /// File of a deployment.
 pub const DEPLOYMENT_FILE: &str = "styrmindeployment.yaml";
 /// Encrypted secrets of a deployment.

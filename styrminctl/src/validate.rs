@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
-use styrmin_renderer::checkout::{self, FOLDERS, Files, Report};
+use styrmin_renderer::checkout::{self, Files, Report};
+use styrmin_renderer::driver::FileProblem;
+use styrmin_renderer::layout::FOLDERS;
 use tokio::process::Command;
 
 /// Largest file, and most files, that are read.
@@ -51,7 +53,7 @@ pub(crate) fn shown(report: &Report) -> String {
 
 /// The same for programs.
 pub(crate) fn value(report: &Report) -> serde_json::Value {
-    let problem = |found: &checkout::Finding| json!({ "path": found.path, "line": found.line, "field": found.field, "message": found.message });
+    let problem = |found: &FileProblem| json!({ "path": found.file, "line": found.line, "field": found.field, "message": found.message });
     let problems: Vec<serde_json::Value> = report.problems.iter().map(problem).collect();
     json!({ "deployments": report.deployments, "changes": report.changes, "problems": problems })
 }

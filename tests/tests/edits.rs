@@ -168,11 +168,11 @@ async fn an_edit_and_a_change_at_the_same_time_both_count() {
     let shop = &ids[0];
     // The change is accepted while the repository refuses; the person gets in first.
     let hosted = world.server.hosted(&world.cluster);
-    git::hook(&hosted, "pre-receive", "grep -q Pat /dev/null; [ -n \"$REMOTE_USER\" ]");
+    let closed = Closed::to_the_server(&hosted);
     world.client.set_variable(shop, "SIZE", "xl").await.unwrap();
     world.pat.edit(shop, |document| paint(document, "blue"));
     world.pat.push("Blue").await;
-    std::fs::remove_file(hosted.join("hooks/pre-receive")).unwrap();
+    drop(closed);
     let found = world.until(shop, "ADOPTED").await;
     assert_eq!(found["config"], json!({ "env_vars": { "COLOR": "blue", "SIZE": "xl" } }));
     world.is_whole(shop).await;

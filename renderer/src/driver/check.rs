@@ -17,10 +17,10 @@ pub const FILES_MAX: usize = 200;
 /// Most bytes of `driver.styrmin.yml` and of `values.styrmin.yml`.
 pub const FILE_MAX: usize = 256 << 10;
 
-/// A problem of a driver's files.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A problem of a file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileProblem {
-    /// File within the folder.
+    /// File within the folder that was checked.
     pub file: String,
     /// 1-based line; 0 when the file as a whole is meant.
     pub line: u64,

@@ -2,7 +2,7 @@
 //! edit give the same change, apart from ids, nonces and the time it is handed.
 
 use super::request::driver_of;
-use super::{ChangeError, Result, invalid, parse_id, split_secrets};
+use super::{ChangeError, Result, invalid, is_secret, parse_id, split_secrets};
 use crate::secrets::{Plain, ServerKey, parameter_place, sops};
 use crate::store::{
     Change, Cluster, Concerned, Deployment, DeploymentState, Environment, GitEdit, Instance, InstanceState, Lifecycle,
@@ -216,10 +216,6 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         && change.set_secrets.is_empty()
         && change.remove_secrets.is_empty();
     Ok(Computed { change, is_nothing })
-}
-
-fn is_secret(driver: Option<&Driver>, name: &str) -> bool {
-    driver.and_then(|driver| driver.parameter(name)).is_some_and(|parameter| parameter.secret)
 }
 
 /// An instance without its ids and place.

@@ -153,7 +153,7 @@ impl Changes {
         Self { store, drivers, key, clock, wake, locks: Locks::default(), fan_outs: Notify::new() }
     }
 
-    /// Something waits: whoever writes shall look.
+    /// Something that was kept back may be written now: a new row of the outbox tells by itself.
     async fn wake(&self, target: &Target) {
         self.wake.target(target);
         self.tell(&Notice::Waits(target.clone())).await;
@@ -227,7 +227,7 @@ impl Changes {
             }
             other => other?,
         }
-        self.wake(&Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() }).await;
+        self.wake.target(&Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() });
         Ok((cluster, text))
     }
 
@@ -663,6 +663,10 @@ fn check_recipients(object: &str, recipients: &[String]) -> Result<()> {
     Ok(())
 }
 
+fn is_secret(driver: Option<&styrmin_renderer::driver::Driver>, parameter: &str) -> bool {
+    driver.and_then(|driver| driver.parameter(parameter)).is_some_and(|parameter| parameter.secret)
+}
+
 /// Parameters of a mutation, by whether the driver declares them secret.
 fn split_secrets(
     driver: Option<&styrmin_renderer::driver::Driver>,
@@ -670,9 +674,8 @@ fn split_secrets(
 ) -> (Object, BTreeMap<String, Value>) {
     let (mut plain, mut secret) = (Object::new(), BTreeMap::new());
     for (name, value) in parameters {
-        let is_secret = driver.and_then(|driver| driver.parameter(name)).is_some_and(|parameter| parameter.secret);
         // Where a Secret lies is none.
-        if is_secret && context::outside_secret(value).is_none() {
+        if is_secret(driver, name) && context::outside_secret(value).is_none() {
             secret.insert(name.clone(), value.clone());
         } else {
             plain.insert(name.clone(), value.clone());

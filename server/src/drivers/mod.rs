@@ -13,6 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use styrmin_renderer::driver::check::{FILES_MAX, FOLDER_MAX};
 use styrmin_renderer::driver::{self, DRIVER_FILE, Driver};
+use styrmin_renderer::layout;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -41,6 +42,16 @@ impl Catalog {
         if self.by_digest.insert(driver.digest.clone(), Arc::clone(&driver)).is_none() {
             self.versions.entry(driver.name().to_owned()).or_default().push(driver);
         }
+    }
+
+    /// The driver version that a file of a cluster's repository belongs to; `path` is below the cluster's folder.
+    #[must_use]
+    pub fn of_file(&self, path: &str) -> Option<&Arc<Driver>> {
+        self.by_digest.values().find(|driver| {
+            let folder = layout::chart_folder(driver.name(), &driver.digest);
+            path == layout::driver_file(driver.name(), &driver.digest)
+                || path.strip_prefix(&folder).is_some_and(|rest| rest.starts_with('/'))
+        })
     }
 
     /// The driver version that a deployment gets.

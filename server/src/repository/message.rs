@@ -43,7 +43,7 @@ pub struct Restored {
 impl Restored {
     fn text(&self) -> String {
         let commit = self.commit.get(..10).unwrap_or(&self.commit);
-        let name: String = self.name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let name = one_line(&self.name);
         format!("put back {name}, which {} changed in {commit}", self.author.name)
     }
 }
@@ -114,9 +114,7 @@ impl Message {
             text.push('\n');
         }
         for restored in &self.restored {
-            // A path may hold a line break, and what follows it must not be a trailer.
-            let path: String = restored.path.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-            let _ = writeln!(text, "Styrmin-Restored: {path}");
+            let _ = writeln!(text, "Styrmin-Restored: {}", one_line(&restored.path));
         }
         for entry in &self.entries {
             let _ = write!(
@@ -159,6 +157,11 @@ impl Message {
         let first = people.next()?;
         people.all(|person| person == first).then_some(first)
     }
+}
+
+/// A path may hold a line break, and what follows it must not be a trailer.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn capitalised(text: &str) -> String {

@@ -1,6 +1,6 @@
 //! Signs commits with an SSH key, as `git commit -S` with `gpg.format = ssh` does: Flux and forges verify them.
 
-use crate::secrets::write_private;
+use crate::secrets::private_text;
 use anyhow::{Context as _, bail};
 use ssh_key::private::{Ed25519Keypair, Ed25519PrivateKey};
 use ssh_key::{HashAlg, LineEnding, PrivateKey, PublicKey};
@@ -45,18 +45,12 @@ impl Signer {
     /// # Errors
     /// When the file can be neither read nor made, or holds no key.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
-        let shown = path.display();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).with_context(|| format!("signing key {shown}")),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let private = Ed25519PrivateKey::from_bytes(&rand::random());
-                let key = PrivateKey::new(Ed25519Keypair::from(private).into(), COMMENT)?;
-                write_private(path, key.to_openssh(LineEnding::LF)?.trim_end())
-                    .with_context(|| format!("signing key {shown}"))?;
-                Ok(Self { key })
-            }
-            Err(error) => Err(error).with_context(|| format!("signing key {shown}")),
-        }
+        let text = private_text(path, || {
+            let private = Ed25519PrivateKey::from_bytes(&rand::random());
+            let key = PrivateKey::new(Ed25519Keypair::from(private).into(), COMMENT)?;
+            Ok(key.to_openssh(LineEnding::LF)?.trim_end().to_owned())
+        });
+        text.and_then(|text| Self::parse(&text)).with_context(|| format!("signing key {}", path.display()))
     }
 
     /// The public key, as a line of `authorized_keys`.

@@ -222,14 +222,14 @@ impl Writers {
                                 bell: Arc::clone(&bell),
                                 stop: stop.clone(),
                                 lead: lead.clone(),
-                                look: true,
+                                // It was never looked at, so its first round does.
+                                look: false,
                                 poll: self.settings.poll.mul_f64(0.75 + rand::random::<f64>() / 2.0),
                                 looked: None,
                                 asked: None,
                             };
                             let span = writer.span.clone();
-                            tasks.spawn(writer.run(stop.clone()).instrument(span));
-                            bell.ring(true);
+                            tasks.spawn(writer.run().instrument(span));
                             bell
                         });
                     }
@@ -338,8 +338,8 @@ struct Work {
 }
 
 impl Writer {
-    async fn run(mut self, stop: CancellationToken) {
-        let bell = Arc::clone(&self.bell);
+    async fn run(mut self) {
+        let (bell, stop) = (Arc::clone(&self.bell), self.stop.clone());
         let mut pause = self.shared.settings.retry_first;
         loop {
             let wait = match self.round().await {
@@ -608,9 +608,8 @@ impl Writer {
             (Some((base, _)), Some(tip)) if base == tip.to_string() => return Ok(false),
             (Some(head), Some(tip)) => (head, tip),
         };
-        let folders = clusters.values().flat_map(|cluster| {
-            ["environments", "cluster", "charts"].map(|folder| layout::below(&cluster.path, folder))
-        });
+        let folders =
+            clusters.values().flat_map(|cluster| layout::FOLDERS.map(|folder| layout::below(&cluster.path, folder)));
         let (reader, folders) = (mirror.clone(), folders.collect::<Vec<_>>());
         let reading = spawn_blocking(move || reader.reading(&base, count, tip, &folders));
         let mut reading = reading.await.context("the commits of others could not be read")??;
@@ -986,15 +985,10 @@ impl Writer {
             }
             _ => {
                 let catalog = self.shared.drivers.catalog();
-                let mut files = Edits::new();
-                for driver in catalog.by_digest.values() {
-                    let all = driver_files(driver, &cluster.path)?;
-                    if all.contains_key(path) {
-                        files = all;
-                        break;
-                    }
+                match catalog.of_file(inside) {
+                    Some(driver) => driver_files(driver, &cluster.path)?,
+                    None => Edits::new(),
                 }
-                files
             }
         };
         files.retain(|known, _| known == path);

@@ -85,16 +85,8 @@ impl ServerKey {
     /// # Errors
     /// When the file can be neither read nor made, or holds no key.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
-        let shown = path.display();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).with_context(|| format!("key file {shown}")),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let key: [u8; KEY_LENGTH] = rand::random();
-                write_private(path, &STANDARD.encode(key)).with_context(|| format!("key file {shown}"))?;
-                Ok(Self::new(&key))
-            }
-            Err(error) => Err(error).with_context(|| format!("key file {shown}")),
-        }
+        let text = private_text(path, || Ok(STANDARD.encode(rand::random::<[u8; KEY_LENGTH]>())));
+        text.and_then(|text| Self::parse(&text)).with_context(|| format!("key file {}", path.display()))
     }
 
     /// Encrypts `plain`; `place` (what it belongs to) must be the same for [`Self::open`].
@@ -154,6 +146,21 @@ fn hmac(key: &[u8], message: &[u8]) -> [u8; KEY_LENGTH] {
     let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).expect("any length");
     mac.update(message);
     mac.finalize().into_bytes().into()
+}
+
+/// The text of a file that only its owner can read; `make` says it when there is none yet.
+///
+/// # Errors
+/// When the file can be neither read nor made.
+pub fn private_text(path: &Path, make: impl FnOnce() -> anyhow::Result<String>) -> anyhow::Result<String> {
+    match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let text = make()?;
+            write_private(path, &text)?;
+            Ok(text)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// Writes a file that only its owner can read, as a whole or not at all.

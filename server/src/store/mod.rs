@@ -1198,6 +1198,8 @@ pub trait Store: Send + Sync {
     async fn edit(&self, id: &str) -> Result<Option<GitEdit>>;
     /// Edits, newest first, older than an id.
     async fn edits(&self, scope: EditScope<'_>, before: Option<&str>, limit: i64) -> Result<Vec<GitEdit>>;
+    /// The newest edit of a deployment that is held.
+    async fn held_edit(&self, deployment: &str) -> Result<Option<GitEdit>>;
     /// The newest edit of a file that was taken over by a change that is not in the repository yet.
     async fn adopted_edit(&self, cluster: &str, path: &str) -> Result<Option<GitEdit>>;
     /// Files of a cluster that were found in a reading.

@@ -1102,6 +1102,13 @@ impl Store for SqlStore {
             .await?)
     }
 
+    async fn held_edit(&self, deployment: &str) -> Result<Option<GitEdit>> {
+        Ok(sqlx::query_as("SELECT * FROM edits WHERE deployment_id = $1 AND state = 'held' ORDER BY id DESC LIMIT 1")
+            .bind(deployment)
+            .fetch_optional(&self.reader)
+            .await?)
+    }
+
     async fn adopted_edit(&self, cluster: &str, path: &str) -> Result<Option<GitEdit>> {
         Ok(sqlx::query_as(
             "SELECT x.* FROM edits x JOIN tasks t ON t.id = x.task_id JOIN instances i ON i.id = t.instance_id WHERE x.cluster_id = $1 AND x.path = $2 AND x.state = 'adopted' AND i.state = 'pending' ORDER BY x.id DESC LIMIT 1",
@@ -1231,6 +1238,9 @@ impl Store for SqlStore {
     }
 
     async fn tell(&self, notice: &Notice) -> Result<()> {
+        if !SHARED {
+            return Ok(());
+        }
         let mut tx = self.begin().await?;
         super::tell(&mut tx, notice).await?;
         Ok(tx.commit().await?)

@@ -4,7 +4,7 @@ use crate::changes::compute::Edit;
 use crate::drivers::Catalog;
 use crate::store::{Instance, Lifecycle};
 use serde_json::Value;
-use styrmin_renderer::config::{Level, Object, Patch};
+use styrmin_renderer::config::{self, Level, Object, Patch};
 use styrmin_renderer::context::SecretRef;
 use styrmin_renderer::diff;
 use styrmin_renderer::spec::{self, StyrminDeploymentSpec};
@@ -54,8 +54,7 @@ pub(super) fn express(
     let mut set = Object::new();
     let (mut version, mut pin) = (None, None);
     for change in diff::specs(Some(&before.spec), found) {
-        let path: Vec<String> =
-            change.pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")).collect();
+        let path: Vec<String> = config::tokens(&change.pointer).collect();
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         let field = change.field.clone();
         let mut refuse = |reason: &str| out.refused.push(format!("{field} ({reason})"));
@@ -118,16 +117,14 @@ pub(super) fn express(
                     continue;
                 }
             }
-            ["context", "parameters", name, rest @ ..] => {
-                let whole = found.context.pointer(&format!("/parameters/{}", change_key(&change.pointer)));
-                match (rest.is_empty(), whole) {
-                    (_, Some(value)) => {
+            ["context", "parameters", name, ..] => {
+                let pointer = format!("/parameters/{}", config::escape(name));
+                match found.context.pointer(&pointer) {
+                    Some(value) => {
                         out.edit.parameters.insert((*name).to_owned(), value.clone());
                     }
-                    (_, None) if at_deployment(before, &format!("/parameters/{}", change_key(&change.pointer))) => {
-                        out.edit.remove_parameters.push((*name).to_owned());
-                    }
-                    _ => {
+                    None if at_deployment(before, &pointer) => out.edit.remove_parameters.push((*name).to_owned()),
+                    None => {
                         refuse("the driver sets it");
                         continue;
                     }
@@ -176,18 +173,12 @@ fn follows(found: &StyrminDeploymentSpec, component: &str, setting: &str, rest: 
         None if setting == "env_vars" => at(&config["env_vars"]),
         own => own,
     };
-    let all = if setting == "env_vars" { config.get("env_vars") } else { None };
     // Gone from both, or the same in both.
     match (new, said) {
         (Some(new), Some(said)) => *new == said,
-        (None, None) => setting == "env_vars" && all.is_none_or(|all| at(all).is_none()),
+        (None, None) => setting == "env_vars",
         _ => false,
     }
-}
-
-/// The third token of a pointer, as it stands there.
-fn change_key(pointer: &str) -> &str {
-    pointer.split('/').nth(3).unwrap_or_default()
 }
 
 fn at_deployment(before: &Instance, pointer: &str) -> bool {
@@ -203,8 +194,7 @@ fn configure(patch: &mut Patch, set: &mut Object, path: &[&str], change: &diff::
             true
         }
         None => {
-            let pointer: String =
-                path.iter().map(|part| format!("/{}", part.replace('~', "~0").replace('/', "~1"))).collect();
+            let pointer: String = path.iter().map(|part| format!("/{}", config::escape(part))).collect();
             let set_here = at_deployment(before, &format!("/config{pointer}"));
             if set_here {
                 patch.remove.push(pointer);

@@ -262,14 +262,7 @@ impl Changes {
                 }
                 ["cluster", "drivers", _] | ["charts", _, ..] => {
                     let catalog = self.drivers.catalog();
-                    let driver = catalog.by_digest.values().find(|driver| {
-                        let (file, folder) = (
-                            layout::driver_file(driver.name(), &driver.digest),
-                            layout::chart_folder(driver.name(), &driver.digest),
-                        );
-                        inside == file || inside.strip_prefix(&folder).is_some_and(|rest| rest.starts_with('/'))
-                    });
-                    let Some(driver) = driver else { continue };
+                    let Some(driver) = catalog.of_file(inside) else { continue };
                     sorted.other(finding, &repository::driver_files(driver, &cluster.path)?);
                 }
                 ["environments", ..] => strays.push(finding),
@@ -601,9 +594,8 @@ impl Changes {
 
     /// Tells a new change that an edit of its deployment is held, if one is.
     pub(super) async fn explain_if_held(&self, deployment: &str) -> Result<()> {
-        let edits = self.store.edits(EditScope::Deployment(deployment), None, 50).await?;
-        match edits.iter().find(|row| row.state == EditState::Held) {
-            Some(row) => self.explain_held(row).await,
+        match self.store.held_edit(deployment).await? {
+            Some(row) => self.explain_held(&row).await,
             None => Ok(()),
         }
     }
