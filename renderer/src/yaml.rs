@@ -1,7 +1,7 @@
 //! The only place where YAML is read or written.
 //!
 //! What we write, Kubernetes must read back as exactly what went in: strings that look like
-//! numbers, booleans or nulls, as values and as keys. `tests/tests/yaml.rs` proves it against
+//! numbers, booleans or nulls, as values and as keys. `tests/e2e/yaml.rs` proves it against
 //! `kubectl kustomize` and Go's `sigs.k8s.io/yaml`.
 
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};

@@ -1,7 +1,7 @@
 //! Everything that Styrmin remembers.
 //!
 //! This file has the rows and the trait; `sqlite` and `postgres` implement it with one text of SQL
-//! (`sql.rs`, compiled for each), and one conformance suite (`tests/tests/store.rs`) runs on both.
+//! (`sql.rs`, compiled for each), and one conformance suite (`tests/e2e/store.rs`) runs on both.
 //! What must never enter: decisions. A caller computes outside and commits here, inside one short
 //! transaction that verifies the versions it computed from; a version that moved is
 //! [`StoreError::Conflict`], and the caller computes again.
