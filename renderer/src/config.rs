@@ -247,6 +247,31 @@ pub fn escape(token: &str) -> String {
     token.replace('~', "~0").replace('/', "~1")
 }
 
+/// JSON pointers of all values of `object` that are no mappings, empty ones excepted.
+#[must_use]
+pub fn leaves(object: &Object) -> Vec<String> {
+    fn walk(object: &Object, prefix: &str, found: &mut Vec<String>) {
+        for (key, value) in object {
+            let pointer = format!("{prefix}/{}", escape(key));
+            match value {
+                Value::Object(inner) if !inner.is_empty() => walk(inner, &pointer, found),
+                _ => found.push(pointer),
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(object, "", &mut found);
+    found
+}
+
+/// The value at a JSON pointer.
+#[must_use]
+pub fn at<'a>(object: &'a Object, pointer: &str) -> Option<&'a Value> {
+    let mut tokens = tokens(pointer);
+    let first = object.get(&tokens.next()?)?;
+    tokens.try_fold(first, |value, token| value.get(&token))
+}
+
 /// What a person changes on one level.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Patch {

@@ -3,7 +3,7 @@
 //! The rooms, each with a module comment that says what may enter: [`changes`] (mutations →
 //! instance + task; the only writer of desired state), [`reports`] (what agents say; the only writer
 //! of observed state), [`tasks`] (the pure state machine),
-//! [`repository`] (the only writer of Git), [`drivers`] (load, watch), [`secrets`], [`store`]
+//! [`repository`] (the only writer of Git), [`proposals`] (reviews on forges), [`drivers`] (load, watch), [`secrets`], [`store`]
 //! (traits and their two implementations), [`api`] (GraphQL, HTTP, Git), [`auth`].
 //! `docs/architecture.md` walks one change through them.
 
@@ -14,6 +14,7 @@ pub mod clock;
 pub mod drivers;
 pub mod faults;
 pub mod metrics;
+pub mod proposals;
 pub mod reports;
 pub mod repository;
 pub mod retention;
@@ -21,6 +22,7 @@ pub mod secrets;
 pub mod settings;
 pub mod store;
 pub mod tasks;
+mod tls;
 
 use anyhow::Context as _;
 use api::Api;
@@ -84,6 +86,18 @@ pub async fn serve(
         Arc::clone(&clock),
         wake.clone(),
     ));
+    let proposals = Arc::new(proposals::Proposals {
+        store: Arc::clone(&store),
+        changes: Arc::clone(&changes),
+        drivers: Arc::clone(&drivers),
+        signer: Arc::clone(&signer),
+        clock: Arc::clone(&clock),
+        host: host.clone(),
+        wake: wake.clone(),
+        settings: settings.writers(address),
+        poll: std::time::Duration::from_secs(settings.forge_poll),
+        quiet: std::sync::Mutex::default(),
+    });
     let writers = Arc::new(Writers {
         store: Arc::clone(&store),
         drivers: Arc::clone(&drivers),
@@ -94,6 +108,7 @@ pub async fn serve(
         wake: wake.clone(),
         pushes: pushes.clone(),
         people: Arc::<changes::Changes>::clone(&changes),
+        beside: proposals,
         settings: settings.writers(address),
     });
     let forgetting = match settings.retention_days {
@@ -104,7 +119,8 @@ pub async fn serve(
     let writing = tokio::spawn(writers.run(stop.clone()));
     let fanning_out = tokio::spawn(Arc::clone(&changes).run_fan_outs(stop.clone()));
     let reports = Arc::new(reports::Reports::new(Arc::clone(&store), Arc::clone(&clock), pushes, wake.clone()));
-    let app = api::router(Api { store, changes, reports, drivers, clock, host, wake, signer });
+    let public_url = settings.writers(address).public_url.trim_end_matches('/').to_owned();
+    let app = api::router(Api { store, changes, reports, drivers, clock, host, wake, signer, public_url });
     info!(%address, "listening");
     listening(address);
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());

@@ -59,6 +59,9 @@ pub struct Settings {
     /// else.
     #[arg(long, env = "STYRMIN_GIT_LOOSE_OBJECTS", default_value_t = 6700)]
     pub git_loose_objects: usize,
+    /// Seconds after which requests under review are looked at, when no webhook has told of something.
+    #[arg(long, env = "STYRMIN_FORGE_POLL", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub forge_poll: u64,
     /// Longest pause in seconds between attempts to reach a repository.
     #[arg(long, env = "STYRMIN_GIT_RETRY_MAX", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub git_retry_max: u64,

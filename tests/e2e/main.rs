@@ -18,6 +18,7 @@ mod large;
 mod many;
 mod operator;
 mod operator_faults;
+mod proposals;
 mod reach;
 mod replicas;
 mod report_rules;

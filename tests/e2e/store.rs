@@ -40,6 +40,9 @@ fn token(id: &str, kind: TokenKind) -> Token {
 
 fn cluster(id: &str, name: &str, path: &str) -> Cluster {
     Cluster {
+        delivery: Default::default(),
+        forge: None,
+        forge_secrets: None,
         id: id.into(),
         name: name.into(),
         config: object(json!({ "fqdn_suffix": "a.io", "n": 1.5, "null": null })),
@@ -63,6 +66,7 @@ fn object(value: serde_json::Value) -> Object {
 
 fn environment(id: &str, name: &str) -> Environment {
     Environment {
+        delivery: Default::default(),
         id: id.into(),
         cluster_id: "cluster".into(),
         name: name.into(),
@@ -159,6 +163,7 @@ fn change(row: &Deployment) -> Change {
         created_at: 8,
     };
     Change {
+        merged: None,
         cluster: ("cluster".into(), 1),
         environment: ("environment".into(), 1),
         deployment: Deployment { last_sequence: sequence, newest_instance_id: Some(instance_id), ..row.clone() },
@@ -176,6 +181,7 @@ fn change(row: &Deployment) -> Change {
 fn fan_out(id: &str, level: FanOutLevel) -> FanOut {
     let subject_id = if level == FanOutLevel::Cluster { "cluster" } else { "environment" };
     FanOut {
+        proposal_id: None,
         id: id.into(),
         level,
         subject_id: subject_id.into(),

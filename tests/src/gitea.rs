@@ -106,13 +106,46 @@ impl Gitea {
     /// # Panics
     /// When the answer is no success.
     pub async fn api(&self, method: &str, path: &str, body: &Value) -> Value {
+        self.api_as(&self.token, method, path, body)
+            .await
+            .unwrap_or_else(|refusal| panic!("{method} {path}: {refusal}"))
+    }
+
+    /// The same with somebody's token; an answer that is no success is an error.
+    ///
+    /// # Errors
+    /// With status and text.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn api_as(&self, token: &str, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let url = format!("{}/api/v1/{path}", self.url());
-        let request = http().request(method.parse().unwrap(), url).bearer_auth(&self.token).json(body);
+        let request = http().request(method.parse().unwrap(), url).bearer_auth(token).json(body);
         let answer = request.send().await.unwrap();
         let status = answer.status();
         let text = answer.text().await.unwrap();
-        assert!(status.is_success(), "{method} {path}: {status} {text}");
-        if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() }
+        if !status.is_success() {
+            return Err(format!("{status} {text}"));
+        }
+        Ok(if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() })
+    }
+
+    /// Adds a person who may write to a repository of the administrator; gives their token.
+    pub async fn person(&self, name: &str, repository: &str) -> String {
+        let email = format!("{name}@example.com");
+        let user = json!({ "username": name, "email": email, "password": PASSWORD, "must_change_password": false });
+        self.api("POST", "admin/users", &user).await;
+        let path = format!("repos/{ADMIN}/{repository}/collaborators/{name}");
+        self.api("PUT", &path, &json!({ "permission": "write" })).await;
+        let answer = http()
+            .post(format!("{}/api/v1/users/{name}/tokens", self.url()))
+            .basic_auth(name, Some(PASSWORD))
+            .json(&json!({ "name": "tests", "scopes": ["all"] }))
+            .send()
+            .await
+            .unwrap();
+        let answer: Value = answer.error_for_status().unwrap().json().await.unwrap();
+        answer["sha1"].as_str().unwrap().to_owned()
     }
 
     /// Makes a repository of the administrator with a first commit on `main`; gives its Git URL.

@@ -11,6 +11,7 @@ pub mod people;
 pub mod plane;
 pub mod postgres;
 pub mod remote;
+pub mod reviews;
 pub mod scripted;
 pub mod server;
 pub mod tools;

@@ -4,17 +4,18 @@ use super::Api;
 use super::error::{change as refused, coded, report as not_accepted, store as failed};
 use super::objects::{
     Cluster, Deployment, Driver, DriverProblem, Edit, Environment, FanOut, Instance, InstanceDiff, Page, PageInfo,
-    Preview, Task, TimelineEntry,
+    Preview, Proposal, Task, TimelineEntry,
 };
 use crate::auth::{self, Caller};
 use crate::changes::{
-    self, Changed, CreateCluster, CreateDeployment, Decision, EditRules, GitInput, Request, UpdateCluster,
+    self, Changed, CreateCluster, CreateDeployment, Decision, EditRules, ForgeInput, GitInput, Request, UpdateCluster,
     UpdateDeployment, Wish,
 };
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus, Said};
 use crate::repository::Access;
 use crate::store::{
-    After, AfterStatus, Confirmations, EditPolicy, EditScope, Person, Snapshot, StatusRow, StatusScope, TaskScope,
+    After, AfterStatus, Confirmations, Delivery, DeliveryRules, EditPolicy, EditScope, ForgeKind, MergeMethod, Person,
+    ProposalScope, ProposalState, Snapshot, StatusRow, StatusScope, TaskScope,
 };
 use async_graphql::{
     Context, EmptySubscription, Enum, ID, InputObject, Json, MaybeUndefined, Object, OneofObject, OutputType, Result,
@@ -183,6 +184,19 @@ pub(super) async fn edits(
     let before = decode(after)?;
     let rows = api(ctx)?.store.edits(scope, before.as_deref(), wanted(limit)).await.map_err(failed)?;
     Ok(page(rows, limit, |row| row.id.clone(), Edit))
+}
+
+pub(super) async fn proposals(
+    ctx: &Context<'_>,
+    scope: ProposalScope<'_>,
+    open: bool,
+    first: Option<i32>,
+    after: Option<String>,
+) -> Result<Page<Proposal>> {
+    let limit = limit(first)?;
+    let before = decode(after)?;
+    let rows = api(ctx)?.store.proposals(scope, open, before.as_deref(), wanted(limit)).await.map_err(failed)?;
+    Ok(page(rows, limit, |row| row.id.clone(), Proposal))
 }
 
 pub(super) async fn tasks(
@@ -412,6 +426,27 @@ impl Query {
         Ok(api(ctx)?.store.edit(&id).await.map_err(failed)?.map(Edit))
     }
 
+    /// One proposal.
+    async fn proposal(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Proposal>> {
+        administrator(ctx)?;
+        Ok(api(ctx)?.store.proposal(&id).await.map_err(failed)?.map(Proposal))
+    }
+
+    /// Proposals, newest first, of one cluster or all; with `open` only those that wait for a merge.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn proposals(
+        &self,
+        ctx: &Context<'_>,
+        cluster: Option<ID>,
+        #[graphql(default)] open: bool,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Proposal>> {
+        administrator(ctx)?;
+        let scope = cluster.as_ref().map_or(ProposalScope::All, |id| ProposalScope::Cluster(id));
+        proposals(ctx, scope, open, first, after).await
+    }
+
     /// One task.
     async fn task(&self, ctx: &Context<'_>, id: ID) -> Result<Option<Task>> {
         administrator(ctx)?;
@@ -490,6 +525,57 @@ struct GitRepositoryInput {
     path: Option<String>,
     #[graphql(flatten)]
     access: GitAccessInput,
+    /// The forge that it is on, for pull requests and commit statuses.
+    forge: Option<RepositoryForgeInput>,
+}
+
+/// The forge of a repository. In a change, what is not set stays as it is.
+#[derive(InputObject, Default)]
+struct RepositoryForgeInput {
+    /// Its kind.
+    kind: Option<ForgeKind>,
+    /// Base of its API; from the repository's URL when absent.
+    url: Option<String>,
+    /// Token for its API; the repository's password when absent. Stored encrypted and never shown.
+    token: Option<String>,
+    /// With it the forge signs what it sends to `/webhooks/<cluster>`.
+    webhook_secret: Option<String>,
+}
+
+impl From<RepositoryForgeInput> for ForgeInput {
+    fn from(input: RepositoryForgeInput) -> Self {
+        let RepositoryForgeInput { kind, url, token, webhook_secret } = input;
+        Self { kind, url, token, webhook_secret }
+    }
+}
+
+/// How changes come to the branch that Flux follows. What is not set comes from the level above, or stays as it is.
+#[derive(InputObject, Default)]
+struct DeliveryInput {
+    /// DIRECT when no level says anything.
+    mode: Option<Delivery>,
+    /// Branch that requests are for; the one that Flux follows when no level says another.
+    target_branch: Option<String>,
+    /// People who shall review.
+    reviewers: Option<Vec<String>>,
+    /// Labels of requests.
+    labels: Option<Vec<String>>,
+    /// Requests begin as drafts.
+    draft: Option<bool>,
+    /// How Styrmin merges.
+    merge_method: Option<MergeMethod>,
+    /// Styrmin merges as soon as the forge says that it may: checks passed, approvals there.
+    auto_merge: Option<bool>,
+    /// Approvals that a merge by Styrmin needs; 1 when no level says another number.
+    approvals: Option<u32>,
+}
+
+impl From<Option<DeliveryInput>> for DeliveryRules {
+    fn from(input: Option<DeliveryInput>) -> Self {
+        let DeliveryInput { mode, target_branch, reviewers, labels, draft, merge_method, auto_merge, approvals } =
+            input.unwrap_or_default();
+        Self { mode, target_branch, reviewers, labels, draft, merge_method, auto_merge, approvals }
+    }
 }
 
 /// What opens a repository. In a change, what is not set stays as it is.
@@ -533,6 +619,8 @@ struct CreateClusterInput {
     edits: Option<EditRulesInput>,
     /// Has Flux accept only commits that are signed with this server's key or a trusted one.
     verification: Option<VerificationInput>,
+    /// How changes come to the branch that Flux follows.
+    delivery: Option<DeliveryInput>,
 }
 
 /// One recipient, several, or as it is.
@@ -810,11 +898,14 @@ struct ChangePayload {
     deployment: Deployment,
     /// Follow it to see the change arrive; null when nothing changes for the cluster.
     task: Option<Task>,
+    /// Where people review it; null: it goes out at once.
+    proposal: Option<Proposal>,
 }
 
 impl From<Changed> for ChangePayload {
     fn from(changed: Changed) -> Self {
-        Self { deployment: Deployment(changed.deployment), task: changed.task.map(Task) }
+        let Changed { deployment, task, proposal } = changed;
+        Self { deployment: Deployment(deployment), task: task.map(Task), proposal: proposal.map(Proposal) }
     }
 }
 
@@ -860,10 +951,16 @@ async fn report(ctx: &Context<'_>, agent: reports::Agent, said: Said) -> Result<
     Ok(api(ctx)?.reports.accept(cluster, agent, said).await.map_err(not_accepted)?.into())
 }
 
-async fn request(ctx: &Context<'_>, id: &ID, request: Request, base: Option<ID>) -> Result<ChangePayload> {
+async fn request(
+    ctx: &Context<'_>,
+    id: &ID,
+    request: Request,
+    base: Option<ID>,
+    delivery: Option<Delivery>,
+) -> Result<ChangePayload> {
     let author = administrator(ctx)?;
     let base = base.as_ref().map(|id| id.as_str());
-    Ok(api(ctx)?.changes.change(id, &request, base, author).await.map_err(refused)?.into())
+    Ok(api(ctx)?.changes.change(id, &request, base, delivery, author).await.map_err(refused)?.into())
 }
 
 /// Changes.
@@ -891,11 +988,10 @@ impl Mutation {
     /// Adds a cluster.
     async fn create_cluster(&self, ctx: &Context<'_>, input: CreateClusterInput) -> Result<CreateClusterPayload> {
         let author = administrator(ctx)?;
-        let git = input.git.map(|git| GitInput {
-            url: git.url,
-            branch: git.branch,
-            path: git.path,
-            access: git.access.into(),
+        let mut forge = None;
+        let git = input.git.map(|git| {
+            forge = git.forge.map(ForgeInput::from);
+            GitInput { url: git.url, branch: git.branch, path: git.path, access: git.access.into() }
         });
         let input = CreateCluster {
             name: input.name,
@@ -904,6 +1000,8 @@ impl Mutation {
             age_recipients: recipients(input.age_recipient, input.age_recipients).unwrap_or_default(),
             edits: input.edits.into(),
             trusted_keys: input.verification.map(|verification| verification.trusted_keys),
+            delivery: input.delivery.into(),
+            forge,
         };
         let (cluster, agent_token) = api(ctx)?.changes.create_cluster(input, author).await.map_err(refused)?;
         let warnings = changes::cluster_warnings(&cluster);
@@ -922,11 +1020,21 @@ impl Mutation {
         age_recipients: Option<Vec<String>>,
         edits: Option<EditRulesInput>,
         git: Option<GitAccessInput>,
+        forge: Option<RepositoryForgeInput>,
+        rules: Option<DeliveryInput>,
+        delivery: Option<Delivery>,
     ) -> Result<UpdateClusterPayload> {
         let author = administrator(ctx)?;
         let patch = Wrapped::from(config).0;
         let age_recipients = recipients(age_recipient, age_recipients);
-        let update = UpdateCluster { age_recipients, edits: edits.into(), access: git.map(Access::from) };
+        let update = UpdateCluster {
+            age_recipients,
+            edits: edits.into(),
+            access: git.map(Access::from),
+            delivery: rules.into(),
+            forge: forge.map(ForgeInput::from),
+            asked: delivery,
+        };
         let updated = api(ctx)?.changes.update_cluster(&id, &patch, update, author).await;
         let (cluster, fan_out) = updated.map_err(refused)?;
         Ok(UpdateClusterPayload { cluster: Cluster(cluster), fan_out: FanOut(fan_out) })
@@ -939,11 +1047,13 @@ impl Mutation {
         cluster: ID,
         name: String,
         config: Option<Json<config::Object>>,
+        rules: Option<DeliveryInput>,
     ) -> Result<Environment> {
         let author = administrator(ctx)?;
         let config = config.map(|config| config.0).unwrap_or_default();
         let changes = &api(ctx)?.changes;
-        Ok(Environment(changes.create_environment(&cluster, &name, config, author).await.map_err(refused)?))
+        let created = changes.create_environment(&cluster, &name, config, rules.into(), author).await;
+        Ok(Environment(created.map_err(refused)?))
     }
 
     /// Changes an environment's configuration and takes it to every deployment that it changes. The same once
@@ -952,19 +1062,26 @@ impl Mutation {
         &self,
         ctx: &Context<'_>,
         id: ID,
-        config: ConfigPatch,
+        config: Option<ConfigPatch>,
+        rules: Option<DeliveryInput>,
+        delivery: Option<Delivery>,
     ) -> Result<UpdateEnvironmentPayload> {
         let author = administrator(ctx)?;
-        let patch = Wrapped::from(Some(config)).0;
-        let updated = api(ctx)?.changes.update_environment(&id, &patch, author).await;
+        let patch = Wrapped::from(config).0;
+        let updated = api(ctx)?.changes.update_environment(&id, &patch, &rules.into(), delivery, author).await;
         let (environment, fan_out) = updated.map_err(refused)?;
         Ok(UpdateEnvironmentPayload { environment: Environment(environment), fan_out: FanOut(fan_out) })
     }
 
     /// Adds a deployment.
-    async fn create_deployment(&self, ctx: &Context<'_>, input: CreateDeploymentInput) -> Result<ChangePayload> {
+    async fn create_deployment(
+        &self,
+        ctx: &Context<'_>,
+        input: CreateDeploymentInput,
+        delivery: Option<Delivery>,
+    ) -> Result<ChangePayload> {
         let author = administrator(ctx)?;
-        Ok(api(ctx)?.changes.create_deployment(input.into(), author).await.map_err(refused)?.into())
+        Ok(api(ctx)?.changes.create_deployment(input.into(), delivery, author).await.map_err(refused)?.into())
     }
 
     /// Changes a deployment's configuration and parameters. With `baseInstanceId` only when that is
@@ -975,8 +1092,9 @@ impl Mutation {
         id: ID,
         input: UpdateDeploymentInput,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::Update(input.into()), base_instance_id).await
+        request(ctx, &id, Request::Update(input.into()), base_instance_id, delivery).await
     }
 
     /// Moves a deployment to an application version, choosing the driver version again.
@@ -987,8 +1105,9 @@ impl Mutation {
         application_version: Option<String>,
         driver_version: Option<String>,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::Upgrade { application_version, driver_version }, base_instance_id).await
+        request(ctx, &id, Request::Upgrade { application_version, driver_version }, base_instance_id, delivery).await
     }
 
     /// Gives a component another number of pods. A stopped one starts.
@@ -999,8 +1118,9 @@ impl Mutation {
         component: String,
         replicas: u32,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::Scale { component, replicas }, base_instance_id).await
+        request(ctx, &id, Request::Scale { component, replicas }, base_instance_id, delivery).await
     }
 
     /// Takes the pods of components away. How many they have is not forgotten.
@@ -1010,8 +1130,9 @@ impl Mutation {
         id: ID,
         components: Vec<String>,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::StopComponents(components), base_instance_id).await
+        request(ctx, &id, Request::StopComponents(components), base_instance_id, delivery).await
     }
 
     /// Gives components their pods back.
@@ -1021,18 +1142,31 @@ impl Mutation {
         id: ID,
         components: Vec<String>,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::StartComponents(components), base_instance_id).await
+        request(ctx, &id, Request::StartComponents(components), base_instance_id, delivery).await
     }
 
     /// Takes all pods of a deployment away; its data stays.
-    async fn stop_deployment(&self, ctx: &Context<'_>, id: ID, base_instance_id: Option<ID>) -> Result<ChangePayload> {
-        request(ctx, &id, Request::Stop, base_instance_id).await
+    async fn stop_deployment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
+    ) -> Result<ChangePayload> {
+        request(ctx, &id, Request::Stop, base_instance_id, delivery).await
     }
 
     /// Runs a stopped deployment again.
-    async fn start_deployment(&self, ctx: &Context<'_>, id: ID, base_instance_id: Option<ID>) -> Result<ChangePayload> {
-        request(ctx, &id, Request::Start, base_instance_id).await
+    async fn start_deployment(
+        &self,
+        ctx: &Context<'_>,
+        id: ID,
+        base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
+    ) -> Result<ChangePayload> {
+        request(ctx, &id, Request::Start, base_instance_id, delivery).await
     }
 
     /// Runs a job of the driver once.
@@ -1042,15 +1176,16 @@ impl Mutation {
         id: ID,
         action: String,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::RunJob { action }, base_instance_id).await
+        request(ctx, &id, Request::RunJob { action }, base_instance_id, delivery).await
     }
 
     /// Tries the newest task of a deployment again, after it failed.
-    async fn retry_task(&self, ctx: &Context<'_>, task: ID) -> Result<ChangePayload> {
+    async fn retry_task(&self, ctx: &Context<'_>, task: ID, delivery: Option<Delivery>) -> Result<ChangePayload> {
         administrator(ctx)?;
         let id = api(ctx)?.changes.deployment_of(&task).await.map_err(refused)?;
-        request(ctx, &ID(id), Request::Retry { task: task.0 }, None).await
+        request(ctx, &ID(id), Request::Retry { task: task.0 }, None, delivery).await
     }
 
     /// Goes back to an earlier instance: its configuration, parameters, secrets, driver and version. What
@@ -1061,8 +1196,9 @@ impl Mutation {
         id: ID,
         to_instance: ID,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::Rollback { instance: to_instance.0 }, base_instance_id).await
+        request(ctx, &id, Request::Rollback { instance: to_instance.0 }, base_instance_id, delivery).await
     }
 
     /// Removes a deployment.
@@ -1071,8 +1207,9 @@ impl Mutation {
         ctx: &Context<'_>,
         id: ID,
         base_instance_id: Option<ID>,
+        delivery: Option<Delivery>,
     ) -> Result<ChangePayload> {
-        request(ctx, &id, Request::Delete, base_instance_id).await
+        request(ctx, &id, Request::Delete, base_instance_id, delivery).await
     }
 
     /// Decides about an edit of a repository that is held, or about a removal that waits.
@@ -1083,6 +1220,14 @@ impl Mutation {
             EditDecision::Restore => Decision::Restore,
         };
         Ok(Edit(api(ctx)?.changes.decide_edit(&id, decision, person).await.map_err(refused)?))
+    }
+
+    /// Takes a proposal back: it is closed without a merge, on the forge too.
+    async fn close_proposal(&self, ctx: &Context<'_>, id: ID) -> Result<Proposal> {
+        let person = administrator(ctx)?;
+        let message = format!("{} closed it", person.name);
+        let ended = api(ctx)?.changes.end_proposal(&id, ProposalState::Closed, &message).await;
+        Ok(Proposal(ended.map_err(refused)?))
     }
 
     /// For agents: all pods of the cluster, or with `delta` those that are new or differ. What is in neither is

@@ -13,12 +13,13 @@ use crate::changes::Changes;
 use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::metrics;
+use crate::proposals;
 use crate::reports::Reports;
 use crate::repository::{Host, Signer, Wake};
-use crate::store::Store;
+use crate::store::{Notice, Store, Target};
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -36,6 +37,8 @@ pub const BODY_MAX: usize = 4 << 20;
 pub const REPORT_BODY_MAX: usize = 32 << 20;
 /// How many requests larger than [`BODY_MAX`] are worked on at a time: each takes much memory.
 const LARGE_REQUESTS: usize = 4;
+/// Most bytes of a webhook.
+const WEBHOOK_MAX: usize = 4 << 20;
 /// Longest time for a GraphQL request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(90);
 
@@ -58,6 +61,8 @@ pub struct Api {
     pub wake: Wake,
     /// Signs commits.
     pub signer: Arc<Signer>,
+    /// URL of this server, as people reach it.
+    pub public_url: String,
 }
 
 /// All routes.
@@ -66,6 +71,8 @@ pub fn router(api: Api) -> Router {
     Router::new()
         .route("/graphql", post(graphql_request))
         .route("/git/{repository}/{*rest}", any(git_http::serve))
+        .route("/webhooks/{cluster}", post(webhook))
+        .route("/proposals/{id}", get(show_proposal))
         .route("/metrics", get(show_metrics))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
@@ -175,6 +182,67 @@ async fn show_metrics(State(state): State<Arc<AppState>>, headers: HeaderMap) ->
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
+}
+
+/// What reviewers read of a proposal, whole: a forge may take less.
+async fn show_proposal(State(state): State<Arc<AppState>>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+    match caller(&state.api, &headers).await {
+        Ok(Caller::Administrator(_)) => {}
+        Ok(Caller::Agent { .. }) => return problem(StatusCode::FORBIDDEN, "an agent's token does not open proposals"),
+        Err(response) => return *response,
+    }
+    let Api { changes, public_url, .. } = &state.api;
+    let text = async {
+        match changes.scene(&id).await? {
+            Some(scene) => Ok(Some(proposals::text(changes, &scene, public_url, usize::MAX).await?)),
+            None => Ok::<_, crate::changes::ChangeError>(None),
+        }
+    };
+    match tokio::time::timeout(REQUEST_LIMIT, text).await {
+        Ok(Ok(Some(text))) => {
+            let body = format!("# {}\n\n{}", text.title, text.body);
+            ([(header::CONTENT_TYPE, "text/markdown; charset=utf-8")], body).into_response()
+        }
+        Ok(Ok(None)) => problem(StatusCode::NOT_FOUND, "there is no such proposal"),
+        Ok(Err(error)) => {
+            error!(%error, "a proposal cannot be shown");
+            problem(StatusCode::SERVICE_UNAVAILABLE, "the proposal cannot be shown now; try again")
+        }
+        Err(_) => problem(StatusCode::GATEWAY_TIMEOUT, "it took too long; try again"),
+    }
+}
+
+/// A forge says that something happened: a reason to look, when it is the forge.
+async fn webhook(State(state): State<Arc<AppState>>, Path(cluster): Path<String>, request: Request) -> Response {
+    let refused = || problem(StatusCode::FORBIDDEN, "the signature is not that of this cluster's forge");
+    let (parts, body) = request.into_parts();
+    let body = tokio::time::timeout(REQUEST_LIMIT, axum::body::to_bytes(body, WEBHOOK_MAX));
+    let Ok(Ok(bytes)) = body.await else {
+        return problem(StatusCode::PAYLOAD_TOO_LARGE, "it is too large, or broke off");
+    };
+    let found = match state.api.store.cluster(&cluster).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return refused(),
+        Err(error) => {
+            error!(%error, "a webhook cannot be checked");
+            return problem(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer");
+        }
+    };
+    let secret = state.api.changes.way_in(&found).ok().and_then(|(_, _, secret)| secret).unwrap_or_default();
+    let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let genuine =
+        found.forge.as_ref().is_some_and(|forge| proposals::webhook::is_genuine(forge.kind, &secret, &bytes, header));
+    if !genuine {
+        return refused();
+    }
+    let target = Target { repository: found.repository, branch: found.branch };
+    state.api.wake.look(&target);
+    state.api.wake.review(&target);
+    // Another replica may be the one that works.
+    if let Err(error) = state.api.store.tell(&Notice::Look(target)).await {
+        error!(%error, "other servers are not told of a webhook");
+    }
+    StatusCode::NO_CONTENT.into_response()
 }
 
 /// Counts and logs every request, without its content.

@@ -1,14 +1,17 @@
 //! GraphQL objects over the rows. What a row refers to is read when it is asked for.
 
-use super::error::store as failed;
+use super::error::{change as refused, store as failed};
 use super::{Api, graphql};
 use crate::changes;
 use crate::clock::timestamp;
+use crate::proposals;
 use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
 use crate::store::{
-    self, DeploymentState, EditKind, EditPolicy, EditScope, EditState, FanOutLevel, FanOutState, InstanceState,
-    LastReport, Lifecycle, Millis, Snapshot, StatusScope, StepState, TaskScope, TaskState, TimelineKind,
+    self, Delivery, DeploymentState, EditKind, EditPolicy, EditScope, EditState, FanOutLevel, FanOutState, ForgeKind,
+    InstanceState, ItemState, LastReport, Lifecycle, MergeMethod, Millis, ProposalScope, ProposalState, Snapshot,
+    StatusScope, StepState, TaskScope, TaskState, TimelineKind,
 };
+use crate::tasks::machine;
 use async_graphql::{ComplexObject, Context, Enum, ID, Json, Object, OutputType, Result, SimpleObject};
 use serde_json::Value;
 use std::sync::Arc;
@@ -42,6 +45,7 @@ const HELD_UP_MAX: usize = 100;
 #[graphql(concrete(name = "FanOutPage", params(FanOut)))]
 #[graphql(concrete(name = "TimelinePage", params(TimelineEntry)))]
 #[graphql(concrete(name = "EditPage", params(Edit)))]
+#[graphql(concrete(name = "ProposalPage", params(Proposal)))]
 #[graphql(concrete(name = "PodStatusPage", params(PodStatus)))]
 #[graphql(concrete(name = "DeploymentStatusPage", params(DeploymentStatus)))]
 #[graphql(concrete(name = "FluxStatusPage", params(FluxStatus)))]
@@ -97,6 +101,26 @@ impl Cluster {
     /// How many removals at once are taken over without asking.
     async fn removal_threshold(&self) -> i64 {
         self.0.removal_threshold
+    }
+    /// How changes come to the branch that Flux follows.
+    async fn delivery(&self) -> DeliveryRules {
+        DeliveryRules::from(&self.0.delivery)
+    }
+    /// The forge of its repository.
+    async fn forge(&self) -> Option<RepositoryForge> {
+        let forge = self.0.forge.as_ref()?;
+        Some(RepositoryForge { kind: forge.kind, url: forge.url.clone(), project: forge.project.clone() })
+    }
+    /// Changes of it that people review, newest first; with `open` only those that wait for a merge.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn proposals(
+        &self,
+        ctx: &Context<'_>,
+        #[graphql(default)] open: bool,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Proposal>> {
+        graphql::proposals(ctx, ProposalScope::Cluster(&self.0.id), open, first, after).await
     }
     /// What people changed in its repository, newest first; with `open` only what waits for a decision.
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
@@ -228,6 +252,10 @@ impl Environment {
     async fn cluster(&self, ctx: &Context<'_>) -> Result<Option<Cluster>> {
         Ok(ctx.data::<Api>()?.store.cluster(&self.0.cluster_id).await.map_err(failed)?.map(Cluster))
     }
+    /// How changes come to the branch that Flux follows, where it differs from the cluster.
+    async fn delivery(&self) -> DeliveryRules {
+        DeliveryRules::from(&self.0.delivery)
+    }
     async fn created_at(&self) -> String {
         time(self.0.created_at)
     }
@@ -244,6 +272,144 @@ impl Environment {
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
     async fn fan_outs(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<FanOut>> {
         graphql::fan_outs(ctx, &self.0.id, first, after).await
+    }
+}
+
+/// How changes are delivered; null: the level above says it.
+#[derive(SimpleObject)]
+pub(super) struct DeliveryRules {
+    /// At once, or after a review.
+    mode: Option<Delivery>,
+    /// Branch that requests are for.
+    target_branch: Option<String>,
+    /// People who shall review.
+    reviewers: Option<Vec<String>>,
+    /// Labels of requests.
+    labels: Option<Vec<String>>,
+    /// Requests begin as drafts.
+    draft: Option<bool>,
+    /// How Styrmin merges.
+    merge_method: Option<MergeMethod>,
+    /// Styrmin merges as soon as the forge says that it may.
+    auto_merge: Option<bool>,
+    /// Approvals that a merge by Styrmin needs.
+    approvals: Option<u32>,
+}
+
+impl From<&store::DeliveryRules> for DeliveryRules {
+    fn from(rules: &store::DeliveryRules) -> Self {
+        let rules = rules.clone();
+        Self {
+            mode: rules.mode,
+            target_branch: rules.target_branch,
+            reviewers: rules.reviewers,
+            labels: rules.labels,
+            draft: rules.draft,
+            merge_method: rules.merge_method,
+            auto_merge: rules.auto_merge,
+            approvals: rules.approvals,
+        }
+    }
+}
+
+/// The forge of a repository.
+#[derive(SimpleObject)]
+pub(super) struct RepositoryForge {
+    /// Its kind.
+    kind: ForgeKind,
+    /// Base of its API.
+    url: String,
+    /// The repository on it.
+    project: String,
+}
+
+/// Changes that people review before they count.
+pub(super) struct Proposal(pub(super) store::Proposal);
+
+#[Object]
+impl Proposal {
+    async fn id(&self) -> ID {
+        ID(self.0.id.clone())
+    }
+    async fn title(&self) -> &str {
+        &self.0.title
+    }
+    async fn state(&self) -> ProposalState {
+        self.0.state
+    }
+    /// Where it is and why it waits.
+    async fn message(&self) -> Option<&str> {
+        self.0.message.as_deref()
+    }
+    /// The branch that holds the changes.
+    async fn head_branch(&self) -> &str {
+        &self.0.head_branch
+    }
+    /// The branch that the request is for.
+    async fn base_branch(&self) -> &str {
+        self.0.base_branch()
+    }
+    /// The newest commit of its branch.
+    async fn head(&self) -> Option<&str> {
+        self.0.head.as_deref()
+    }
+    /// Number of the request on the forge; null: it is not opened yet, or there is no forge.
+    async fn number(&self) -> Option<i64> {
+        self.0.number
+    }
+    /// Page of the request on the forge.
+    async fn url(&self) -> Option<&str> {
+        self.0.url.as_deref()
+    }
+    /// What reviewers read, whole, as Markdown; null: it has ended.
+    #[graphql(complexity = "2000")]
+    async fn description(&self, ctx: &Context<'_>) -> Result<Option<String>> {
+        let api = ctx.data::<Api>()?;
+        let Some(scene) = api.changes.scene(&self.0.id).await.map_err(refused)? else { return Ok(None) };
+        if scene.proposal.ended_at.is_some() {
+            return Ok(None);
+        }
+        let text = proposals::text(&api.changes, &scene, &api.public_url, usize::MAX).await.map_err(refused)?;
+        Ok(Some(text.body))
+    }
+    async fn author(&self) -> Author {
+        Author { name: self.0.author_name.clone(), email: self.0.author_email.clone() }
+    }
+    async fn created_at(&self) -> String {
+        time(self.0.created_at)
+    }
+    /// When it was merged or closed.
+    async fn ended_at(&self) -> Option<String> {
+        self.0.ended_at.map(time)
+    }
+    async fn cluster(&self, ctx: &Context<'_>) -> Result<Option<Cluster>> {
+        Ok(ctx.data::<Api>()?.store.cluster(&self.0.cluster_id).await.map_err(failed)?.map(Cluster))
+    }
+    /// What it changes of each deployment.
+    #[graphql(complexity = "100 * child_complexity")]
+    async fn items(&self, ctx: &Context<'_>) -> Result<Vec<ProposalItem>> {
+        let items = ctx.data::<Api>()?.store.proposal_items(&self.0.id).await.map_err(failed)?;
+        Ok(items.into_iter().map(ProposalItem).collect())
+    }
+}
+
+/// One deployment's part of a proposal.
+pub(super) struct ProposalItem(store::ProposalItem);
+
+#[Object]
+impl ProposalItem {
+    async fn state(&self) -> ItemState {
+        self.0.state
+    }
+    async fn deployment(&self, ctx: &Context<'_>) -> Result<Option<Deployment>> {
+        Ok(ctx.data::<Api>()?.store.deployment(&self.0.deployment_id).await.map_err(failed)?.map(Deployment))
+    }
+    /// What it comes to.
+    async fn instance(&self, ctx: &Context<'_>) -> Result<Option<Instance>> {
+        Ok(ctx.data::<Api>()?.store.instance(&self.0.instance_id).await.map_err(failed)?.map(Instance))
+    }
+    async fn task(&self, ctx: &Context<'_>) -> Result<Option<Task>> {
+        Ok(ctx.data::<Api>()?.store.task(&self.0.task_id).await.map_err(failed)?.map(Task))
     }
 }
 
@@ -330,6 +496,11 @@ impl FanOut {
     async fn ended_at(&self) -> Option<String> {
         self.0.ended_at.map(time)
     }
+    /// Where people review it; null: it goes out at once.
+    async fn proposal(&self, ctx: &Context<'_>) -> Result<Option<Proposal>> {
+        let Some(id) = &self.0.proposal_id else { return Ok(None) };
+        Ok(ctx.data::<Api>()?.store.proposal(id).await.map_err(failed)?.map(Proposal))
+    }
     /// The deployments that it changes, by how far their tasks are.
     async fn changed(&self, ctx: &Context<'_>) -> Result<TaskCounts> {
         let found = ctx.data::<Api>()?.store.fan_out_progress(&self.0.id).await.map_err(failed)?;
@@ -375,6 +546,7 @@ fn by_state(found: &[(String, i64)]) -> TaskCounts {
         succeeded: of(TaskState::Succeeded),
         failed: of(TaskState::Failed),
         superseded: of(TaskState::Superseded),
+        rejected: of(TaskState::Rejected),
     }
 }
 
@@ -391,6 +563,8 @@ struct TaskCounts {
     failed: i64,
     /// A newer change took their place.
     superseded: i64,
+    /// Their proposal was closed without a merge.
+    rejected: i64,
 }
 
 /// A deployment that a fan-out left as it is.
@@ -453,6 +627,17 @@ pub(super) struct Deployment(pub(super) store::Deployment);
 impl Deployment {
     async fn id(&self) -> ID {
         ID(self.0.id.clone())
+    }
+    /// Changes of it that people review, newest first; with `open` only those that wait for a merge.
+    #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
+    async fn proposals(
+        &self,
+        ctx: &Context<'_>,
+        #[graphql(default)] open: bool,
+        first: Option<i32>,
+        after: Option<String>,
+    ) -> Result<Page<Proposal>> {
+        graphql::proposals(ctx, ProposalScope::Deployment(&self.0.id), open, first, after).await
     }
     async fn name(&self) -> &str {
         &self.0.name
@@ -751,6 +936,10 @@ impl Task {
     async fn id(&self) -> ID {
         ID(self.0.id.clone())
     }
+    /// Where people review it, or did.
+    async fn proposal(&self, ctx: &Context<'_>) -> Result<Option<Proposal>> {
+        Ok(ctx.data::<Api>()?.store.proposal_of_task(&self.0.id).await.map_err(failed)?.map(Proposal))
+    }
     async fn workflow(&self) -> &str {
         &self.0.workflow
     }
@@ -766,8 +955,9 @@ impl Task {
     }
     async fn steps(&self, ctx: &Context<'_>) -> Result<Vec<Step>> {
         let mut steps: Vec<Step> = self.0.steps.iter().cloned().map(Step::from).collect();
-        // All but the first step move by what the agent reports.
-        let mut running = self.0.steps.iter().zip(&mut steps).skip(1);
+        // From the wait for Flux on they move by what the agent reports.
+        let flux = self.0.steps.iter().position(|step| step.name == machine::FLUX_STEP).unwrap_or(1);
+        let mut running = self.0.steps.iter().zip(&mut steps).skip(flux);
         if self.0.state == TaskState::Running
             && let Some((row, step)) = running.find(|(row, _)| row.state == StepState::Running)
         {

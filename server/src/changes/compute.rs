@@ -78,8 +78,10 @@ pub(super) struct Edit {
     /// Driver, application version, pinned driver version.
     pub(super) driver: Option<(Arc<Driver>, String, Option<String>)>,
     pub(super) lifecycle: Option<Lifecycle>,
-    /// A job of the driver to run once.
-    pub(super) run_job: Option<String>,
+    /// Jobs of the driver to run once.
+    pub(super) jobs: Vec<JobRun>,
+    /// Secret parameters that are sealed already.
+    pub(super) sealed: Vec<Secret>,
     /// Another instance even when nothing differs.
     pub(super) again: bool,
     /// An earlier instance whose content comes back, with its driver.
@@ -98,11 +100,20 @@ impl Edit {
     pub(super) fn is_done(&self, rows: &Rows) -> bool {
         self.delete && rows.deployment.lifecycle == Lifecycle::Deleting
     }
+
+    /// The driver that it brings.
+    pub(super) fn brings(&self) -> Option<&Arc<Driver>> {
+        let driver = self.driver.as_ref().map(|(driver, ..)| driver);
+        driver.or(self.restore.as_ref().map(|(_, driver)| driver))
+    }
 }
 
 pub(super) struct Computation {
     pub(super) rows: Rows,
-    pub(super) edit: Edit,
+    /// In order, each on what the ones before lead to.
+    pub(super) edits: Vec<Edit>,
+    /// The instance of a proposal whose place this one takes; a proposal is asked for.
+    pub(super) review: Option<Option<Box<Instance>>>,
     pub(super) author: Person,
     pub(super) key: Arc<ServerKey>,
     pub(super) now: Millis,
@@ -113,71 +124,126 @@ pub(super) struct Computation {
 pub(super) struct Computed {
     pub(super) change: Change,
     pub(super) is_nothing: bool,
+    /// Parameters of the last edit.
+    pub(super) last: Said,
+}
+
+/// Parameters of an edit, the secret ones apart.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    pub(super) plain: Object,
+    /// Those that differ from what was known.
+    pub(super) sealed: Vec<Secret>,
+}
+
+/// Rows of a deployment with some edits applied.
+struct State {
+    deployment: Deployment,
+    driver: Option<Arc<Driver>>,
+    secrets: BTreeMap<String, Secret>,
+}
+
+impl State {
+    fn of(rows: &Rows) -> Self {
+        Self {
+            deployment: rows.deployment.clone(),
+            // Until an edit brings another one: those before it are about this.
+            driver: rows.driver.clone(),
+            secrets: rows.secrets.iter().map(|row| (row.name.clone(), row.clone())).collect(),
+        }
+    }
+
+    /// Applies one edit; gives its parameters.
+    fn apply(&mut self, object: &str, edit: &Edit, key: &ServerKey) -> Result<Said> {
+        let deployment = &mut self.deployment;
+        if let Some(driver) = edit.brings() {
+            deployment.driver_digest.clone_from(&driver.digest);
+            self.driver = Some(Arc::clone(driver));
+        }
+        if let Some((_, version, pin)) = &edit.driver {
+            deployment.driver_pin.clone_from(pin);
+            deployment.application_version.clone_from(version);
+        }
+        if let Some(lifecycle) = edit.lifecycle {
+            deployment.lifecycle = lifecycle;
+        }
+        if let Some((old, _)) = &edit.restore {
+            let sources = old.sources.clone().unwrap_or_default();
+            self.secrets =
+                open_sources(&sources, &deployment.id)?.into_iter().map(|row| (row.name.clone(), row)).collect();
+            deployment.application_version.clone_from(&old.spec.application_version);
+            deployment.lifecycle = match old.spec.lifecycle {
+                spec::Lifecycle::Stopped => Lifecycle::Stopped,
+                _ => Lifecycle::Running,
+            };
+            (deployment.config, deployment.parameters, deployment.driver_pin) =
+                (sources.config, sources.parameters, sources.driver_pin);
+        }
+        deployment.config = edit.config.apply(object, &deployment.config)?;
+        config::check(object, Level::Deployment, &deployment.config)?;
+
+        let driver = self.driver.as_deref();
+        let (plain, secret) = split_secrets(driver, &edit.parameters);
+        for name in &edit.remove_parameters {
+            deployment.parameters.remove(name);
+            self.secrets.remove(name);
+        }
+        // A value takes the place of a reference, and the other way round.
+        for name in plain.keys().filter(|name| is_secret(driver, name)) {
+            self.secrets.remove(name);
+        }
+        deployment.parameters.retain(|name, _| !secret.contains_key(name));
+        deployment.parameters.extend(plain.clone());
+        let mut sealed = seal(object, &deployment.id, driver, &secret, &self.secrets, key)?;
+        for row in &edit.sealed {
+            deployment.parameters.remove(&row.name);
+            if self.secrets.get(&row.name).is_none_or(|known| known.fingerprint != row.fingerprint) {
+                sealed.push(row.clone());
+            }
+        }
+        self.secrets.extend(sealed.iter().map(|row| (row.name.clone(), row.clone())));
+        if edit.delete {
+            deployment.lifecycle = Lifecycle::Deleting;
+            deployment.state = DeploymentState::Deleting;
+        }
+        Ok(Said { plain, sealed })
+    }
+}
+
+/// The rows as some edits leave them.
+pub(super) fn applied(rows: &Rows, edits: &[Edit], key: &ServerKey) -> Result<Rows> {
+    let object = format!("deployment \"{}\"", rows.deployment.name);
+    let mut state = State::of(rows);
+    for edit in edits {
+        state.apply(&object, edit, key)?;
+    }
+    let State { deployment, driver, secrets } = state;
+    Ok(Rows { deployment, driver, secrets: secrets.into_values().collect(), ..rows.clone() })
 }
 
 pub(super) fn run(computation: &Computation) -> Result<Computed> {
-    let Computation { rows, edit, author, key, now, timestamp } = computation;
+    let Computation { rows, edits, author, key, now, timestamp, review } = computation;
     let (now, timestamp) = (*now, *timestamp);
-    let mut deployment = rows.deployment.clone();
-    let object = format!("deployment \"{}\"", deployment.name);
-    let driver = match driver_of(rows, edit) {
-        Err(_) if edit.delete => None,
+    let object = format!("deployment \"{}\"", rows.deployment.name);
+    let deletes = edits.iter().any(|edit| edit.delete);
+    let driver = match driver_of(rows, edits) {
+        Err(_) if deletes => None,
         driver => Some(driver?),
     };
+    let mut state = State::of(rows);
+    let mut said = Said::default();
+    for edit in edits {
+        said = state.apply(&object, edit, key)?;
+    }
     if let Some(driver) = &driver {
-        deployment.driver_digest.clone_from(&driver.digest);
+        state.deployment.driver_digest.clone_from(&driver.digest);
     }
-    if let Some((_, version, pin)) = &edit.driver {
-        deployment.driver_pin.clone_from(pin);
-        deployment.application_version.clone_from(version);
-    }
-    if let Some(lifecycle) = edit.lifecycle {
-        deployment.lifecycle = lifecycle;
-    }
-    let mut secrets: BTreeMap<String, Secret> =
-        rows.secrets.iter().map(|row| (row.name.clone(), row.clone())).collect();
-    let mut remove_secrets: Vec<String> = Vec::new();
-    let mut restored: Vec<Secret> = Vec::new();
-    if let Some((old, _)) = &edit.restore {
-        let sources = old.sources.clone().unwrap_or_default();
-        restored = open_sources(&sources, &deployment.id)?;
-        remove_secrets = secrets.keys().filter(|name| !sources.secrets.contains_key(*name)).cloned().collect();
-        secrets = restored.iter().map(|row| (row.name.clone(), row.clone())).collect();
-        restored.retain(|row| !rows.secrets.contains(row));
-        deployment.application_version.clone_from(&old.spec.application_version);
-        deployment.lifecycle = match old.spec.lifecycle {
-            spec::Lifecycle::Stopped => Lifecycle::Stopped,
-            _ => Lifecycle::Running,
-        };
-        (deployment.config, deployment.parameters, deployment.driver_pin) =
-            (sources.config, sources.parameters, sources.driver_pin);
-    }
-    deployment.config = edit.config.apply(&object, &deployment.config)?;
-    config::check(&object, Level::Deployment, &deployment.config)?;
-
-    let (plain, secret) = split_secrets(driver.as_deref(), &edit.parameters);
-    for name in &edit.remove_parameters {
-        deployment.parameters.remove(name);
-        if secrets.remove(name).is_some() {
-            remove_secrets.push(name.clone());
-        }
-    }
-    // A value takes the place of a reference, and the other way round.
-    for name in plain.keys().filter(|name| is_secret(driver.as_deref(), name)) {
-        if secrets.remove(name).is_some() {
-            remove_secrets.push(name.clone());
-        }
-    }
-    deployment.parameters.retain(|name, _| !secret.contains_key(name));
-    deployment.parameters.extend(plain);
-    let mut set_secrets = seal(&object, &deployment.id, driver.as_deref(), &secret, &secrets, key)?;
-    secrets.extend(set_secrets.iter().map(|row| (row.name.clone(), row.clone())));
-    set_secrets.extend(restored);
-
-    if edit.delete {
-        deployment.lifecycle = Lifecycle::Deleting;
-        deployment.state = DeploymentState::Deleting;
-    }
+    let State { deployment, secrets, .. } = state;
+    let set_secrets = secrets.values().filter(|row| !rows.secrets.contains(row)).cloned().collect();
+    let gone = rows.secrets.iter().filter(|row| !secrets.contains_key(&row.name));
+    let remove_secrets = gone.map(|row| row.name.clone()).collect();
+    let last = edits.last();
+    let fan_out = last.and_then(|edit| edit.fan_out.clone());
     let target = Target { repository: rows.cluster.repository.clone(), branch: rows.cluster.branch.clone() };
     let mut change = Change {
         cluster: (rows.cluster.id.clone(), rows.cluster.version),
@@ -187,14 +253,15 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
         remove_secrets,
         instance: None,
         target,
-        fan_out: edit.fan_out.clone(),
-        edit: edit.found.as_deref().cloned(),
+        fan_out: fan_out.clone(),
+        edit: last.and_then(|edit| edit.found.as_deref().cloned()),
+        merged: None,
         author: author.clone(),
         now,
     };
 
     let draft = match &driver {
-        Some(driver) if !edit.delete => draft(rows, &change.deployment, driver, &secrets, edit, key, timestamp)?,
+        Some(driver) if !deletes => draft(computation, &change.deployment, driver, &secrets, timestamp)?,
         // The end is possible whatever the configuration says now.
         _ => rows.newest.as_ref().map(|newest| Draft {
             spec: newest.spec.clone(),
@@ -207,15 +274,16 @@ pub(super) fn run(computation: &Computation) -> Result<Computed> {
     if let Some(draft) = draft {
         let sources = sources(&change.deployment, &secrets);
         let ids = (uuid::Uuid::now_v7().to_string(), uuid::Uuid::now_v7().to_string());
-        let (instance, task) = complete(draft, rows, &mut change.deployment, driver.as_deref(), author, now, ids)?;
-        let task = Task { fan_out_id: edit.fan_out.clone(), ..task };
+        let ways = (driver.as_deref(), review.is_some());
+        let (instance, task) = complete(draft, rows, &mut change.deployment, ways, author, now, ids)?;
+        let task = Task { fan_out_id: fan_out, ..task };
         change.instance = Some((Instance { sources: Some(sources), ..instance }, task));
     }
     let is_nothing = change.instance.is_none()
         && change.deployment == rows.deployment
         && change.set_secrets.is_empty()
         && change.remove_secrets.is_empty();
-    Ok(Computed { change, is_nothing })
+    Ok(Computed { change, is_nothing, last: said })
 }
 
 /// An instance without its ids and place.
@@ -289,20 +357,23 @@ fn seal(
 
 /// The next instance; `None` when it would be what runs or is on its way already.
 fn draft(
-    rows: &Rows,
+    computation: &Computation,
     deployment: &Deployment,
     driver: &Driver,
     secrets: &BTreeMap<String, Secret>,
-    edit: &Edit,
-    key: &ServerKey,
     timestamp: jiff::Timestamp,
 ) -> Result<Option<Draft>> {
+    let Computation { rows, edits, key, review, .. } = computation;
+    let again = edits.iter().any(|edit| edit.again);
     let object = format!("deployment \"{}\"", deployment.name);
     let deployment_id: DeploymentId = parse_id("deployment", &deployment.id)?;
     let environment_id: EnvironmentId = parse_id("environment", &rows.environment.id)?;
     let fingerprints: Fingerprints = secrets.values().map(|row| (row.name.clone(), row.fingerprint.clone())).collect();
     // A rollback takes what cluster and environment said then, too; another attempt is one of the same content.
-    let kept = edit.restore.as_ref().map(|(old, _)| &**old).or(rows.newest.as_ref().filter(|_| edit.again));
+    // With something else on top, what is said now counts.
+    let alone = (edits.len() == 1).then(|| &edits[0]);
+    let restored = alone.and_then(|edit| edit.restore.as_ref()).map(|(old, _)| &**old);
+    let kept = restored.or(rows.newest.as_ref().filter(|_| alone.is_some_and(|edit| edit.again)));
     let (context, origins) = match kept {
         Some(kept) => (kept.spec.context.clone(), kept.origins.clone()),
         None => {
@@ -312,17 +383,16 @@ fn draft(
     };
     let newest = rows.newest.as_ref();
     let known = newest.map(|newest| newest.spec.jobs.as_slice()).unwrap_or_default();
-    let asked: Vec<JobRun> = edit.run_job.iter().map(|action| new_run(action)).collect();
+    let asked: Vec<JobRun> = edits.iter().flat_map(|edit| edit.jobs.clone()).collect();
     let mut spec = spec_of(deployment, deployment_id.clone(), driver, context, [known, &asked].concat());
     let on_its_way = newest.filter(|newest| is_on_its_way(newest.state) && newest.document.is_some());
     let stamp = secrets_stamp(&rows.cluster, &fingerprints);
-    if !edit.again && on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp)
-    {
+    if !again && on_its_way.is_some_and(|newest| newest.spec.same_content(&spec) && newest.secrets_stamp == stamp) {
         return Ok(None);
     }
     // What has run is done. Only now: that alone makes no change.
     let mut jobs: Vec<JobRun> = rows.open_runs().cloned().collect();
-    if edit.again {
+    if again {
         // A run ends once, however it ends: another attempt is another run. So is one that is not known to have
         // ended, since it may have.
         let failed = known.iter().filter(|run| rows.runs.failed.contains(&run.id));
@@ -341,16 +411,20 @@ fn draft(
             ),
         )
     })?;
-    let before = if edit.again || edit.revive { rows.active.as_ref() } else { newest };
+    let before = if again || edits.iter().any(|edit| edit.revive) { rows.active.as_ref() } else { newest };
     let workflow = plan::plan(before.map(|before| &before.spec), Some(&spec), &driver.file.spec.actions).workflow;
     // Equal content that failed before, or only another recipient: still a change of the deployment.
     let workflow = if workflow == Workflow::None { Workflow::Update } else { workflow };
     let secrets_file = match &stamp {
         None => None,
-        Some(stamp) => Some(match newest.filter(|newest| newest.secrets_stamp.as_ref() == Some(stamp)) {
-            Some(Instance { secrets_file: Some(file), .. }) => file.clone(),
-            _ => encrypt(&object, rows, &deployment_id, &environment_id, secrets, key, timestamp)?,
-        }),
+        Some(stamp) => {
+            let known = newest.into_iter().chain(review.iter().flatten().map(|instance| &**instance));
+            let same = known.filter(|known| known.secrets_stamp.as_ref() == Some(stamp));
+            Some(match same.into_iter().find_map(|known| known.secrets_file.clone()) {
+                Some(file) => file,
+                None => encrypt(&object, rows, &deployment_id, &environment_id, secrets, key, timestamp)?,
+            })
+        }
     };
     Ok(Some(Draft { spec, origins, secrets_file, secrets_stamp: stamp, workflow }))
 }
@@ -440,7 +514,7 @@ fn secrets_stamp(cluster: &Cluster, fingerprints: &Fingerprints) -> Option<Strin
         .then(|| canonical::digest(&json!({ "fingerprints": fingerprints, "recipients": recipients(cluster) })))
 }
 
-fn new_run(action: &str) -> JobRun {
+pub(super) fn new_run(action: &str) -> JobRun {
     JobRun { id: uuid::Uuid::now_v7().to_string(), action: action.to_owned() }
 }
 
@@ -505,7 +579,7 @@ fn complete(
     draft: Draft,
     rows: &Rows,
     deployment: &mut Deployment,
-    driver: Option<&Driver>,
+    (driver, review): (Option<&Driver>, bool),
     author: &Person,
     now: Millis,
     (instance_id, task_id): (String, String),
@@ -545,7 +619,7 @@ fn complete(
         created_at: now,
         ended_at: None,
         fan_out_id: None,
-        steps: machine::predict(&task_id, &plan, now),
+        steps: machine::predict(&task_id, &plan, review, now),
     };
     let instance = Instance {
         id: instance_id.clone(),
@@ -558,7 +632,7 @@ fn complete(
         secrets_file: draft.secrets_file,
         secrets_stamp: draft.secrets_stamp,
         sources: None,
-        state: InstanceState::Pending,
+        state: if review { InstanceState::Proposed } else { InstanceState::Pending },
         revision: None,
         task_id,
         author_name: author.name.clone(),

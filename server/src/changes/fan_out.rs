@@ -12,8 +12,8 @@ use super::{Changes, Result, on_a_thread};
 use crate::changes::ChangeError;
 use crate::drivers::Catalog;
 use crate::store::{
-    Change, Cluster, Concerned, DeploymentState, Environment, FanOut, FanOutLevel, FanOutState, Lifecycle, Person,
-    StoreError, Target, Untouched,
+    Change, Cluster, Concerned, DeploymentState, Environment, FanOut, FanOutLevel, FanOutState, ItemState, Lifecycle,
+    Person, ProposalState, StoreError, Target, Untouched,
 };
 use crate::{faults, metrics};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -40,6 +40,10 @@ struct Scene {
     environments: BTreeMap<String, Environment>,
     secrets: HashMap<String, Fingerprints>,
     catalog: Arc<Catalog>,
+    /// The proposal that gets what it finds.
+    review: Option<String>,
+    /// Deployments that people took out of a proposal for this configuration.
+    left_out: HashSet<String>,
 }
 
 impl Changes {
@@ -55,6 +59,7 @@ impl Changes {
             author_email: author.email.clone(),
             created_at: self.clock.now(),
             ended_at: None,
+            proposal_id: None,
         }
     }
 
@@ -123,7 +128,8 @@ impl Changes {
     }
 
     async fn fan_out(&self, fan_out: &FanOut) -> Result<Untouched> {
-        let scene = self.scene(fan_out).await?;
+        let mut scene = self.whole(fan_out).await?;
+        let review = scene.review.take();
         let mut concerned = self.store.concerned(fan_out).await?;
         // Of an attempt that was cut off.
         let done: HashSet<String> = self.store.fan_out_deployments(&fan_out.id).await?.into_iter().collect();
@@ -143,11 +149,17 @@ impl Changes {
             Ok((scene, untouched, due))
         })
         .await?;
-        let mut writes = !done.is_empty();
+        let mut writes = !done.is_empty() && review.is_none();
         for chunk in due.chunks(CHUNK) {
-            writes |= self.fan_out_chunk(fan_out, &scene, chunk, &mut untouched).await?;
+            writes |= match &review {
+                Some(proposal) => self.review_chunk(fan_out, proposal, chunk, &mut untouched).await?,
+                None => self.fan_out_chunk(fan_out, &scene, chunk, &mut untouched).await?,
+            };
             faults::point(faults::FAN_OUT);
             faults::pause(faults::FAN_OUT).await;
+        }
+        if let Some(proposal) = &review {
+            self.finish_proposing(proposal).await?;
         }
         self.store.finish_fan_out(&fan_out.id, &untouched, self.clock.now()).await?;
         if writes {
@@ -157,8 +169,12 @@ impl Changes {
         Ok(untouched)
     }
 
-    async fn scene(&self, fan_out: &FanOut) -> Result<Scene> {
-        let cluster = self.cluster(&fan_out.cluster_id).await?;
+    async fn whole(&self, fan_out: &FanOut) -> Result<Scene> {
+        let mut cluster = self.cluster(&fan_out.cluster_id).await?;
+        let proposal = match &fan_out.proposal_id {
+            Some(id) => self.store.proposal(id).await?,
+            None => None,
+        };
         let mut environments = BTreeMap::new();
         match fan_out.level {
             FanOutLevel::Environment => {
@@ -177,11 +193,44 @@ impl Changes {
                 }
             }
         }
+        if let Some(proposal) = &proposal {
+            let subject = environments.get_mut(&fan_out.subject_id);
+            super::proposals::apply_patches(proposal, &mut cluster, subject)?;
+        }
         let mut secrets: HashMap<String, Fingerprints> = HashMap::new();
         for (deployment, name, fingerprint) in self.store.concerned_secrets(fan_out).await? {
             secrets.entry(deployment).or_default().insert(name, fingerprint);
         }
-        Ok(Scene { cluster, environments, secrets, catalog: self.drivers.catalog() })
+        let mut left_out = HashSet::new();
+        let review = match proposal {
+            Some(proposal) if proposal.state == ProposalState::Merged => {
+                let items = self.store.proposal_items(&proposal.id).await?;
+                let dropped = items.into_iter().filter(|item| item.state == ItemState::Dropped);
+                left_out.extend(dropped.map(|item| item.deployment_id));
+                None
+            }
+            other => other.map(|proposal| proposal.id),
+        };
+        Ok(Scene { cluster, environments, secrets, catalog: self.drivers.catalog(), review, left_out })
+    }
+
+    /// Proposes the changes of some deployments: nothing is written before somebody merges them.
+    async fn review_chunk(
+        &self,
+        fan_out: &FanOut,
+        proposal: &str,
+        chunk: &[Concerned],
+        untouched: &mut Untouched,
+    ) -> Result<bool> {
+        let ids: Vec<String> = chunk.iter().map(|known| known.deployment.id.clone()).collect();
+        for (id, outcome) in self.propose_chunk(fan_out, proposal, &ids).await? {
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => untouched.unchanged.push(id),
+                Err(why) => untouched.failed.push((id, why)),
+            }
+        }
+        Ok(false)
     }
 
     /// Computes and stores the changes of some deployments; whether there are any.
@@ -199,7 +248,7 @@ impl Changes {
             let Some(environment) = scene.environments.get(&known.deployment.environment_id) else { continue };
             let id = known.deployment.id.clone();
             match self.rows_of(known.deployment.clone(), environment.clone(), scene.cluster.clone()).await {
-                Ok(rows) => computations.push((id, self.computation(rows, edit.clone(), &author))),
+                Ok(rows) => computations.push((id, self.computation(rows, vec![edit.clone()], &author))),
                 Err(error) => untouched.failed.push((id, of_one(error)?)),
             }
         }
@@ -262,6 +311,12 @@ impl Scene {
         if row.state == DeploymentState::Restoring {
             return Look::Skip("a restore is running");
         }
+        if self.left_out.contains(&row.id) {
+            return Look::Skip("it was taken out of the request for this configuration");
+        }
+        if row.newest_instance_id.is_none() {
+            return Look::Skip("it is only proposed so far; its proposal takes the configuration that counts then");
+        }
         let Some(environment) = self.environments.get(&row.environment_id) else {
             return Look::Skip("its environment was made meanwhile, with this configuration");
         };
@@ -278,7 +333,7 @@ impl Scene {
 }
 
 /// Why one deployment could not be changed. What concerns all of them is handed on.
-fn of_one(error: ChangeError) -> Result<String> {
+pub(super) fn of_one(error: ChangeError) -> Result<String> {
     match error {
         ChangeError::Store(StoreError::Conflict | StoreError::Exists) => Ok(error.to_string()),
         // A row that cannot be read is one deployment's.

@@ -15,11 +15,14 @@ mod error;
 mod fan_out;
 mod locks;
 mod preview;
+mod proposals;
 mod request;
 
 pub use edits::Decision;
 pub use error::{BaseMoved, ChangeError};
 pub use preview::{ObjectChange, Preview, unified};
+pub(crate) use proposals::short_id;
+pub use proposals::{BRANCHES, BranchEdit, Part, Refreshed, Scene};
 pub use request::{CreateDeployment, Request, UpdateDeployment, Wish};
 
 use crate::clock::{Clock, timestamp};
@@ -28,8 +31,9 @@ use crate::reports::DeploymentStatus;
 use crate::repository::{self, Access, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
-    Cluster, Deployment, DeploymentState, EditPolicy, Environment, FanOut, FanOutLevel, Lifecycle, Notice, Person,
-    Snapshot, StatusScope, Store, StoreError, Target, Task, Token, TokenKind,
+    Cluster, Delivery, DeliveryRules, Deployment, DeploymentState, EditPolicy, Environment, FanOut, FanOutLevel,
+    ForgeAddress, ForgeKind, Lifecycle, Notice, Person, Proposal, Snapshot, StatusScope, Store, StoreError, Target,
+    Task, Token, TokenKind,
 };
 use crate::{auth, metrics};
 use compute::{Computation, Edit, Rows, Runs};
@@ -79,6 +83,29 @@ pub struct CreateCluster {
     pub edits: EditRules,
     /// Public keys of others whose commits Flux shall accept beside ours; `None`: it accepts every commit.
     pub trusted_keys: Option<Vec<String>>,
+    /// How changes are delivered.
+    pub delivery: DeliveryRules,
+    /// The forge of its repository.
+    pub forge: Option<ForgeInput>,
+}
+
+impl std::fmt::Debug for ForgeInput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ForgeInput").field("kind", &self.kind).field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// The forge of a repository, as a person gives it; in a change, what is not set stays.
+#[derive(Clone, Default)]
+pub struct ForgeInput {
+    /// Its kind.
+    pub kind: Option<ForgeKind>,
+    /// Base of its API; from the repository's URL when absent.
+    pub url: Option<String>,
+    /// Token for its API; the repository's password when absent.
+    pub token: Option<String>,
+    /// With it the forge signs what it sends to the webhook.
+    pub webhook_secret: Option<String>,
 }
 
 /// A change of a cluster besides its configuration; `None`: as it is.
@@ -90,6 +117,12 @@ pub struct UpdateCluster {
     pub edits: EditRules,
     /// What opens its repository; fields that are not set stay.
     pub access: Option<Access>,
+    /// How changes are delivered; what is not set stays.
+    pub delivery: DeliveryRules,
+    /// The forge of its repository; what is not set stays.
+    pub forge: Option<ForgeInput>,
+    /// How this change of the configuration is delivered.
+    pub asked: Option<Delivery>,
 }
 
 /// What is done about what people change in a cluster's repository; `None`: as it is, or by default.
@@ -108,6 +141,8 @@ pub struct Changed {
     pub deployment: Deployment,
     /// Its task; `None`: nothing changes for the cluster.
     pub task: Option<Task>,
+    /// The proposal that it waits in.
+    pub proposal: Option<Proposal>,
 }
 
 /// Makes changes.
@@ -181,6 +216,7 @@ impl Changes {
         }
         let id = id();
         let now = self.clock.now();
+        check_delivery(&object, &input.delivery)?;
         let (location, credentials) = match &input.git {
             None => (Location::embedded(&id), None),
             Some(git) => {
@@ -190,6 +226,15 @@ impl Changes {
             }
         };
         self.check_place(&object, &location).await?;
+        let (forge, forge_secrets) = match &input.forge {
+            Some(forge) => {
+                let access = input.git.as_ref().map(|git| git.access.clone()).unwrap_or_default();
+                let url = input.git.as_ref().map(|git| git.url.as_str());
+                let known = (None, ForgeSecrets::default());
+                self.forge_of(&object, &id, url, &access, forge, known)?
+            }
+            None => (None, None),
+        };
         let cluster = Cluster {
             id: id.clone(),
             name: input.name.clone(),
@@ -204,6 +249,9 @@ impl Changes {
             edit_policy: input.edits.policy.unwrap_or(EditPolicy::Adopt),
             removal_threshold: input.edits.removal_threshold.unwrap_or_default().into(),
             trusted_keys: input.trusted_keys,
+            delivery: input.delivery,
+            forge,
+            forge_secrets,
             created_at: now,
         };
         let (text, hash) = auth::new_token(TokenKind::Agent);
@@ -245,9 +293,7 @@ impl Changes {
         let Some(url) = &row.git_url else {
             return Err(invalid(object, "git", "its repository is this server's own, which needs no credentials"));
         };
-        let place = credentials_place(&row.id);
-        let known = row.credentials.as_ref().map(|sealed| self.key.open(&place, sealed)).transpose()?;
-        let known = known.map(|plain| Access::from_text(plain.expose())).unwrap_or_default();
+        let known = self.access_of(row)?;
         self.seal_access(object, &row.id, url, &known.replaced_by(newer.clone()))
     }
 
@@ -288,14 +334,23 @@ impl Changes {
         update: UpdateCluster,
         author: &Person,
     ) -> Result<(Cluster, FanOut)> {
-        let UpdateCluster { age_recipients, edits, access } = update;
+        let UpdateCluster { age_recipients, edits, access, delivery, forge, asked } = update;
+        check_delivery(id, &delivery)?;
         for _ in 0..ATTEMPTS {
             let mut row = self.cluster(id).await?;
             let object = format!("cluster \"{}\"", row.name);
             check_recipients(&object, age_recipients.as_deref().unwrap_or_default())?;
             let config = patch.apply(&object, &row.config)?;
             config::check(&object, Level::Cluster, &config)?;
-            row.config = config;
+            // Only the configuration is reviewed: what opens a repository, and how it is worked with, counts at once.
+            let review = proposals::rules_of(&row, None, asked).filter(|_| *patch != Patch::default());
+            if review.is_none() {
+                row.config = config;
+            }
+            row.delivery = delivery.clone().over(row.delivery);
+            if let Some(forge) = &forge {
+                (row.forge, row.forge_secrets) = self.replace_forge(&object, &row, forge)?;
+            }
             row.age_recipients = age_recipients.clone().unwrap_or(row.age_recipients);
             if let Some(access) = &access {
                 row.credentials = self.replace_access(&object, &row, access)?;
@@ -311,7 +366,14 @@ impl Changes {
                     let target = Target { repository: row.repository.clone(), branch: row.branch.clone() };
                     self.wake.look(&target);
                     self.tell(&Notice::Look(target)).await;
-                    return Ok((Cluster { version: row.version + 1, ..row }, fan_out));
+                    let row = Cluster { version: row.version + 1, ..row };
+                    if let Some(rules) = review {
+                        let subject = (row.id.as_str(), row.name.as_str(), row.id.as_str());
+                        let level = FanOutLevel::Cluster;
+                        let (_, fan_out) = self.propose_level(level, subject, patch, rules, author).await?;
+                        return Ok((row, fan_out));
+                    }
+                    return Ok((row, fan_out));
                 }
             }
         }
@@ -327,12 +389,14 @@ impl Changes {
         cluster: &str,
         name: &str,
         config: Object,
+        delivery: DeliveryRules,
         author: &Person,
     ) -> Result<Environment> {
         let cluster = self.cluster(cluster).await?;
         let object = format!("environment \"{name}\"");
         check_name("environment", name)?;
         config::check(&object, Level::Environment, &config)?;
+        check_delivery(&object, &delivery)?;
         let row = Environment {
             id: id(),
             cluster_id: cluster.id.clone(),
@@ -340,6 +404,7 @@ impl Changes {
             config,
             version: 1,
             allocated: 0,
+            delivery,
             created_at: self.clock.now(),
         };
         let target = Target { repository: cluster.repository, branch: cluster.branch };
@@ -362,20 +427,49 @@ impl Changes {
     ///
     /// # Errors
     /// When it does not exist or the input is not good.
-    pub async fn update_environment(&self, id: &str, patch: &Patch, author: &Person) -> Result<(Environment, FanOut)> {
+    pub async fn update_environment(
+        &self,
+        id: &str,
+        patch: &Patch,
+        delivery: &DeliveryRules,
+        asked: Option<Delivery>,
+        author: &Person,
+    ) -> Result<(Environment, FanOut)> {
+        check_delivery(id, delivery)?;
         for _ in 0..ATTEMPTS {
             let mut row = self.environment(id).await?;
             let object = format!("environment \"{}\"", row.name);
             let config = patch.apply(&object, &row.config)?;
             config::check(&object, Level::Environment, &config)?;
-            row.config = config;
+            let cluster = self.cluster(&row.cluster_id).await?;
+            let review = proposals::rules_of(&cluster, Some(&row), asked).filter(|_| *patch != Patch::default());
+            let own = delivery.clone().over(row.delivery.clone());
+            if let Some(rules) = &review
+                && own == row.delivery
+            {
+                let subject = (row.id.as_str(), row.name.as_str(), row.cluster_id.as_str());
+                let level = FanOutLevel::Environment;
+                let (_, fan_out) = self.propose_level(level, subject, patch, rules.clone(), author).await?;
+                return Ok((row, fan_out));
+            }
+            row.delivery = own;
+            if review.is_none() {
+                row.config = config;
+            }
             let fan_out = self.new_fan_out(FanOutLevel::Environment, &row.id, &row.cluster_id, author);
             match self.store.update_environment(&row, &fan_out).await {
                 Err(StoreError::Conflict) => {}
                 other => {
                     other?;
                     self.fan_outs.notify_one();
-                    return Ok((Environment { version: row.version + 1, ..row }, fan_out));
+                    let row = Environment { version: row.version + 1, ..row };
+                    if let Some(rules) = review {
+                        let subject = (row.id.as_str(), row.name.as_str(), row.cluster_id.as_str());
+                        let level = FanOutLevel::Environment;
+                        let (_, fan_out) = self.propose_level(level, subject, patch, rules, author).await?;
+                        return Ok((row, fan_out));
+                    }
+                    return Ok((row, fan_out));
                 }
             }
         }
@@ -386,10 +480,21 @@ impl Changes {
     ///
     /// # Errors
     /// When the environment or driver does not exist, the input is not good or the name is taken.
-    pub async fn create_deployment(&self, input: CreateDeployment, author: &Person) -> Result<Changed> {
+    pub async fn create_deployment(
+        &self,
+        input: CreateDeployment,
+        asked: Option<Delivery>,
+        author: &Person,
+    ) -> Result<Changed> {
         let id = id();
         for _ in 0..ATTEMPTS {
-            match self.store_change(self.new_rows(&input, &id).await?, input.edit(), author).await {
+            let rows = self.new_rows(&input, &id).await?;
+            let review = self.review_of_new(&input.environment, asked).await?;
+            let created = match review {
+                Some(rules) => self.propose_new(rows, input.edit(), rules, author).await,
+                None => self.store_change(rows, input.edit(), author).await,
+            };
+            match created {
                 Err(ChangeError::Store(StoreError::Conflict)) => {}
                 Err(ChangeError::Store(StoreError::Exists)) => {
                     let object = format!("deployment \"{}\"", input.name);
@@ -463,7 +568,7 @@ impl Changes {
                 (rows, edit)
             }
         };
-        let computation = self.computation(rows, edit, author);
+        let computation = self.computation(rows, vec![edit], author);
         on_a_thread(move || preview::preview(&computation)).await
     }
 
@@ -471,8 +576,19 @@ impl Changes {
     ///
     /// # Errors
     /// When it does not exist, is being deleted, the request is not good, or `base` is not its newest instance.
-    pub async fn change(&self, id: &str, request: &Request, base: Option<&str>, author: &Person) -> Result<Changed> {
+    pub async fn change(
+        &self,
+        id: &str,
+        request: &Request,
+        base: Option<&str>,
+        asked: Option<Delivery>,
+        author: &Person,
+    ) -> Result<Changed> {
         let named = self.named(request).await?;
+        if let Some(rules) = self.review_of(id, asked).await? {
+            let decide = |rows: &Rows| request.edit(rows, &named, &self.drivers.catalog());
+            return self.propose(id, base, &rules, author, decide).await;
+        }
         self.edit(id, base, author, |rows| request.edit(rows, &named, &self.drivers.catalog())).await
     }
 
@@ -518,7 +634,7 @@ impl Changes {
             let edit = decide(&rows)?;
             check_lifecycle(&rows, &edit)?;
             if edit.is_done(&rows) {
-                return Ok(Changed { deployment: rows.deployment, task: None });
+                return Ok(Changed { deployment: rows.deployment, task: None, proposal: None });
             }
             match self.store_change(rows, edit, author).await {
                 Err(ChangeError::Store(StoreError::Conflict)) => metrics::change_conflicts().inc(),
@@ -530,7 +646,7 @@ impl Changes {
 
     /// Computes on a thread for such work, stores, wakes the writer.
     async fn store_change(&self, rows: Rows, edit: Edit, author: &Person) -> Result<Changed> {
-        let computation = self.computation(rows, edit, author);
+        let computation = self.computation(rows, vec![edit], author);
         let change = on_a_thread(move || compute::run(&computation)).await?;
         let deployment =
             if change.is_nothing { change.change.deployment } else { self.store.change(&change.change).await? };
@@ -544,13 +660,14 @@ impl Changes {
             }
             self.wake.target(&change.change.target);
         }
-        Ok(Changed { deployment, task })
+        Ok(Changed { deployment, task, proposal: None })
     }
 
-    fn computation(&self, rows: Rows, edit: Edit, author: &Person) -> Computation {
+    fn computation(&self, rows: Rows, edits: Vec<Edit>, author: &Person) -> Computation {
         Computation {
             rows,
-            edit,
+            edits,
+            review: None,
             author: author.clone(),
             key: Arc::clone(&self.key),
             now: self.clock.now(),
@@ -616,6 +733,113 @@ impl Changes {
         let found = self.store.environment(id).await?;
         found.ok_or_else(|| ChangeError::NotFound { kind: "environment", id: id.to_owned() })
     }
+}
+
+/// What opens a forge; sealed at rest.
+#[derive(Clone, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+struct ForgeSecrets {
+    token: Option<String>,
+    webhook: Option<String>,
+}
+
+impl Changes {
+    /// The forge of a repository, as it shall be known.
+    fn forge_of(
+        &self,
+        object: &str,
+        id: &str,
+        git_url: Option<&str>,
+        access: &Access,
+        input: &ForgeInput,
+        (known, secrets): (Option<ForgeAddress>, ForgeSecrets),
+    ) -> Result<(Option<ForgeAddress>, Option<Vec<u8>>)> {
+        let wrong = |field: &str, message: &str| Err(invalid(object, field, message));
+        let Some(git_url) = git_url else {
+            return wrong("git.forge", "its repository is this server's own, which has no forge");
+        };
+        let Some(kind) = input.kind.or(known.as_ref().map(|known| known.kind)) else {
+            return wrong("git.forge.kind", "is missing; GITEA, GITHUB and GITLAB are known");
+        };
+        let Some((web, project)) = repository::web_address(git_url) else {
+            return wrong("git.url", "is no address on a forge; https://host/owner/name is one");
+        };
+        let default = match kind {
+            ForgeKind::Github if web == "https://github.com" => "https://api.github.com".to_owned(),
+            ForgeKind::Github => format!("{web}/api/v3"),
+            ForgeKind::Gitlab => format!("{web}/api/v4"),
+            ForgeKind::Gitea => web,
+        };
+        let url = input.url.clone().or(known.map(|known| known.url)).unwrap_or(default);
+        if !(url.starts_with("https://") || url.starts_with("http://")) || url.len() > 2048 {
+            return wrong("git.forge.url", "is no HTTP URL");
+        }
+        let token = input.token.clone().or(secrets.token).or_else(|| access.password.clone());
+        if token.is_none() {
+            return wrong("git.forge.token", "is missing, and the repository has no password that could serve");
+        }
+        let secrets = ForgeSecrets {
+            // What opens the repository is not kept twice.
+            token: token.filter(|token| Some(token) != access.password.as_ref()),
+            webhook: input.webhook_secret.clone().or(secrets.webhook),
+        };
+        if secrets.webhook.as_ref().is_some_and(|secret| secret.len() < WEBHOOK_SECRET_MIN) {
+            return wrong("git.forge.webhook_secret", "is too short; use 16 random characters or more");
+        }
+        let text = serde_json::to_string(&secrets).map_err(|error| anyhow::anyhow!("the forge's secrets: {error}"))?;
+        let sealed = self.key.seal(&crate::secrets::forge_place(id), &Plain::new(text))?;
+        Ok((Some(ForgeAddress { kind, url, project }), Some(sealed)))
+    }
+
+    fn replace_forge(
+        &self,
+        object: &str,
+        row: &Cluster,
+        input: &ForgeInput,
+    ) -> Result<(Option<ForgeAddress>, Option<Vec<u8>>)> {
+        let (access, secrets) = (self.access_of(row)?, self.forge_secrets(row)?);
+        self.forge_of(object, &row.id, row.git_url.as_deref(), &access, input, (row.forge.clone(), secrets))
+    }
+
+    fn forge_secrets(&self, row: &Cluster) -> Result<ForgeSecrets> {
+        let Some(sealed) = &row.forge_secrets else { return Ok(ForgeSecrets::default()) };
+        let plain = self.key.open(&crate::secrets::forge_place(&row.id), sealed)?;
+        Ok(serde_json::from_str(plain.expose()).unwrap_or_default())
+    }
+
+    fn access_of(&self, row: &Cluster) -> Result<Access> {
+        let place = credentials_place(&row.id);
+        let known = row.credentials.as_ref().map(|sealed| self.key.open(&place, sealed)).transpose()?;
+        Ok(known.map(|plain| Access::from_text(plain.expose())).unwrap_or_default())
+    }
+
+    /// What opens a cluster's repository and its forge: the way in, the token of the API, the webhook's secret.
+    ///
+    /// # Errors
+    /// When it was sealed with another key.
+    pub fn way_in(&self, row: &Cluster) -> Result<(Access, Option<String>, Option<String>)> {
+        let (access, secrets) = (self.access_of(row)?, self.forge_secrets(row)?);
+        let token = secrets.token.or_else(|| access.password.clone());
+        Ok((access, token, secrets.webhook))
+    }
+}
+
+/// Shortest secret of a webhook.
+const WEBHOOK_SECRET_MIN: usize = 16;
+/// Most reviewers or labels.
+const NAMES_MAX: usize = 20;
+
+fn check_delivery(object: &str, rules: &DeliveryRules) -> Result<()> {
+    for (field, names) in [("delivery.reviewers", &rules.reviewers), ("delivery.labels", &rules.labels)] {
+        let names = names.as_deref().unwrap_or_default();
+        if names.len() > NAMES_MAX || names.iter().any(|name| name.is_empty() || name.len() > 255) {
+            return Err(invalid(object, field, format!("are more than {NAMES_MAX}, or one is empty or too long")));
+        }
+    }
+    if let Some(branch) = &rules.target_branch {
+        repository::check_branch(branch).map_err(|message| invalid(object, "delivery.target_branch", message))?;
+    }
+    Ok(())
 }
 
 /// What people should know of a new cluster before something stops.

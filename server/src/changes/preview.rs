@@ -64,9 +64,9 @@ pub fn unified(name: &str, before: &str, after: &str) -> String {
 }
 
 pub(super) fn preview(computation: &Computation) -> Result<Preview> {
-    let Computation { rows, edit, .. } = computation;
+    let Computation { rows, edits, .. } = computation;
     // Only an end goes without one.
-    let driver = super::request::driver_of(rows, edit).ok();
+    let driver = super::request::driver_of(rows, edits).ok();
     let Computed { change, .. } = compute::run(computation)?;
     let mut preview = Preview::default();
     let environment: EnvironmentId = super::parse_id("environment", &rows.environment.id)?;
@@ -105,7 +105,7 @@ pub(super) fn preview(computation: &Computation) -> Result<Preview> {
             .push("what runs was made by a driver that this release cannot use: its objects are left out".into());
     }
     preview.objects = compare(&objects(before, rows.driver.as_ref())?, &objects(after, driver.as_ref())?)?;
-    preview.warnings.extend(warnings(rows, edit, instance, driver.as_deref()));
+    preview.warnings.extend(warnings(rows, edits, instance, driver.as_deref()));
     Ok(preview)
 }
 
@@ -176,9 +176,15 @@ fn compare(old: &Objects, new: &Objects) -> Result<Vec<ObjectChange>> {
     Ok(changes)
 }
 
-fn warnings(rows: &compute::Rows, edit: &compute::Edit, instance: &Instance, driver: Option<&Driver>) -> Vec<String> {
+fn warnings(
+    rows: &compute::Rows,
+    edits: &[compute::Edit],
+    instance: &Instance,
+    driver: Option<&Driver>,
+) -> Vec<String> {
     let mut warnings = Vec::new();
-    if edit.delete {
+    let is_delete = edits.iter().any(|edit| edit.delete);
+    if is_delete {
         warnings.push("the application and its namespace are removed, with everything in it".to_owned());
     }
     if let (Some(driver), Some(known)) = (driver, &rows.driver)
@@ -186,13 +192,13 @@ fn warnings(rows: &compute::Rows, edit: &compute::Edit, instance: &Instance, dri
     {
         warnings.push(format!("driver {} goes back from {} to {}", driver.name(), known.version, driver.version));
     }
-    if edit.restore.is_some() {
+    if edits.iter().any(|edit| edit.restore.is_some()) {
         warnings.push(
             "what cluster and environment have set since then comes back with the next change or fan-out".to_owned(),
         );
     }
     let stays = rows.deployment.lifecycle == Lifecycle::Stopped && instance.spec.lifecycle == spec::Lifecycle::Stopped;
-    if stays && !edit.delete {
+    if stays && !is_delete {
         warnings.push("the deployment is stopped, and stays so".to_owned());
     }
     let next = instance.document.is_some().then_some(&instance.spec);

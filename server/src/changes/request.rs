@@ -1,6 +1,6 @@
 //! What people can ask of a deployment, and what each wish changes of its rows. No I/O.
 
-use super::compute::{Edit, Rows};
+use super::compute::{Edit, Rows, new_run};
 use super::{ChangeError, Result, invalid};
 use crate::drivers::{Catalog, SelectError};
 use crate::store::{Instance, Lifecycle, Task, TaskState};
@@ -157,7 +157,7 @@ impl Request {
                     let message = format!("{waiting} runs wait already; try again when some have ended");
                     return Err(invalid(object(), "action", message));
                 }
-                Ok(Edit { run_job: Some(action.clone()), ..Edit::default() })
+                Ok(Edit { jobs: vec![new_run(action)], ..Edit::default() })
             }
             Self::Retry { task: id } => {
                 let place = format!("task \"{id}\"");
@@ -251,9 +251,7 @@ impl CreateDeployment {
     }
 }
 
-/// The driver of the rows, or another one that the edit brings.
-pub(super) fn driver_of(rows: &Rows, edit: &Edit) -> Result<Arc<styrmin_renderer::driver::Driver>> {
-    let other = edit.driver.as_ref().map(|(driver, ..)| driver);
-    let other = other.or(edit.restore.as_ref().map(|(_, driver)| driver));
-    other.map_or_else(|| rows.driver(), Ok).cloned()
+/// The driver of the rows, or the last one that the edits bring.
+pub(super) fn driver_of(rows: &Rows, edits: &[Edit]) -> Result<Arc<styrmin_renderer::driver::Driver>> {
+    edits.iter().rev().find_map(Edit::brings).map_or_else(|| rows.driver(), Ok).cloned()
 }

@@ -666,6 +666,8 @@ impl Moves {
         let is_newest = running.newest_instance_id.as_ref() == Some(&task.instance_id);
         let is_delete = task.workflow == Workflow::Delete.as_str();
         let (state, instance) = match task.state {
+            // Reports say nothing about what is in review.
+            TaskState::Rejected => (None, None),
             TaskState::Running | TaskState::Superseded if is_delete => (None, None),
             TaskState::Running | TaskState::Superseded => (Some(DeploymentState::Deploying), None),
             TaskState::Succeeded if is_delete => (Some(DeploymentState::Deleted), Some(InstanceOutcome::Gone)),
@@ -726,7 +728,7 @@ fn object_name(deployment: &str) -> String {
 /// Whether a snapshot without the object is surely later than the task's push: one that was made
 /// before it may not have had what Flux applied in that moment.
 fn pushed_long_ago(task: &Task, now: Millis) -> bool {
-    task.steps.first().and_then(|step| step.ended_at).is_some_and(|pushed| now - pushed > SETTLE)
+    machine::pushed_at(task).is_some_and(|pushed| now - pushed > SETTLE)
 }
 
 /// Why tasks wait for Flux.

@@ -40,12 +40,7 @@ impl Location {
     pub fn parse(url: &str, branch: Option<&str>, path: Option<&str>) -> Result<Self, LocationProblem> {
         let repository = canonical(url).map_err(|message| LocationProblem { field: "git.url", message })?;
         let branch = branch.unwrap_or(DEFAULT_BRANCH);
-        if !git2::Reference::is_valid_name(&format!("refs/heads/{branch}")) || branch.starts_with('-') {
-            return Err(LocationProblem {
-                field: "git.branch",
-                message: format!("\"{branch}\" is not the name of a branch"),
-            });
-        }
+        check_branch(branch).map_err(|message| LocationProblem { field: "git.branch", message })?;
         let path = path.unwrap_or_default().trim_matches('/');
         let wrong = |part: &str| {
             matches!(part.to_lowercase().as_str(), "" | "." | ".." | ".git" | "git~1")
@@ -59,6 +54,33 @@ impl Location {
         }
         Ok(Self { repository, branch: branch.to_owned(), path: path.to_owned() })
     }
+}
+
+/// Checks the name of a branch.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_branch(branch: &str) -> Result<(), String> {
+    if !git2::Reference::is_valid_name(&format!("refs/heads/{branch}")) || branch.starts_with('-') {
+        return Err(format!("\"{branch}\" is not the name of a branch"));
+    }
+    Ok(())
+}
+
+/// Where people see a repository on its forge, and its path there: `https://host` and `owner/name`. `None`: it is a
+/// folder.
+#[must_use]
+pub fn web_address(url: &str) -> Option<(String, String)> {
+    let canonical = canonical(url).ok().filter(|place| !place.starts_with("file:"))?;
+    let (scheme, rest) = match canonical.strip_prefix("http://") {
+        Some(rest) => ("http", rest),
+        None => ("https", canonical.as_str()),
+    };
+    let (host, project) = rest.split_once('/')?;
+    // Over SSH the port is another one than the web's.
+    let is_ssh = !url.starts_with("http");
+    let host = if is_ssh { host.split(':').next().unwrap_or(host) } else { host };
+    Some((format!("{scheme}://{host}"), project.to_owned()))
 }
 
 /// `https://H/r.git`, `https://h/r` and `git@h:r` are one repository.

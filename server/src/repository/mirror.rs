@@ -4,13 +4,16 @@ use super::access::Access;
 use super::git::{self, GitError, Remote};
 use super::splice::{self, Edits, Stamp};
 use git2::{Oid, Repository};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::warn;
 
 /// Where the remote's tip is kept.
 const TIP: &str = "refs/styrmin/tip";
+/// Where tips of branches that requests are for are kept, and those of the requests' own.
+const BASES: &str = "refs/styrmin/bases/";
+const HEADS: &str = "refs/styrmin/heads/";
 
 /// The copy.
 #[derive(Debug, Clone)]
@@ -121,6 +124,66 @@ impl Mirror {
         self.git("pushing to the repository", &["push", "--quiet", "--porcelain", "--no-verify", &self.remote.url, &to])
             .await
             .map(|_| ())
+    }
+
+    /// Fetches some branches and all below `prefix`: tips by name. One that is not there has none.
+    ///
+    /// # Errors
+    /// When the remote does not answer or refuses.
+    pub async fn fetch_branches(
+        &self,
+        names: &BTreeSet<String>,
+        prefix: &str,
+    ) -> Result<(BTreeMap<String, Oid>, BTreeMap<String, Oid>), GitError> {
+        let listed = self.git("looking at the repository", &["ls-remote", "--heads", &self.remote.url]).await?;
+        let there = |name: &str| listed.lines().any(|line| line.ends_with(&format!("\trefs/heads/{name}")));
+        let mut specs: Vec<String> =
+            names.iter().filter(|name| there(name)).map(|name| format!("+refs/heads/{name}:{BASES}{name}")).collect();
+        specs.push(format!("+refs/heads/{prefix}*:{HEADS}{prefix}*"));
+        let mut arguments =
+            vec!["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--prune"];
+        arguments.push(&self.remote.url);
+        arguments.extend(specs.iter().map(String::as_str));
+        self.git("fetching from the repository", &arguments).await?;
+        let read = |repository: &Repository| {
+            let tips = |prefix: &str| {
+                let mut found: BTreeMap<String, Oid> = BTreeMap::new();
+                for reference in repository.references_glob(&format!("{prefix}*")).ok()?.flatten() {
+                    let name = reference.name().ok().and_then(|name| name.strip_prefix(prefix)).map(str::to_owned);
+                    found.extend(name.zip(reference.target()));
+                }
+                Some(found)
+            };
+            Some((tips(BASES)?, tips(HEADS)?))
+        };
+        let (mut bases, heads) = self.on_objects(read).await.unwrap_or_default();
+        bases.retain(|name, _| there(name));
+        Ok((bases, heads))
+    }
+
+    /// Asks the remote to move a branch that is ours alone to `commit`, if it still is at `expected` (`None`: not
+    /// there).
+    ///
+    /// # Errors
+    /// When the remote does not answer or refuses, or somebody moved it.
+    pub async fn push_branch(&self, commit: Oid, branch: &str, expected: Option<Oid>) -> Result<(), GitError> {
+        self.force(&commit.to_string(), branch, expected).await
+    }
+
+    /// Asks the remote to remove a branch that is ours alone, if it still is at `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::push_branch`].
+    pub async fn delete_branch(&self, branch: &str, expected: Oid) -> Result<(), GitError> {
+        self.force("", branch, Some(expected)).await
+    }
+
+    async fn force(&self, what: &str, branch: &str, expected: Option<Oid>) -> Result<(), GitError> {
+        let expected = expected.map(|id| id.to_string()).unwrap_or_default();
+        let lease = format!("--force-with-lease=refs/heads/{branch}:{expected}");
+        let to = format!("{what}:refs/heads/{branch}");
+        let arguments = ["push", "--quiet", "--porcelain", "--no-verify", &lease, &self.remote.url, &to];
+        self.git("pushing for review", &arguments).await.map(drop)
     }
 
     /// Packs what lies around, when it is more than `most` objects, beside everything else: nothing is removed that may

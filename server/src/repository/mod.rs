@@ -33,7 +33,7 @@ mod writer;
 pub use access::Access;
 pub use git::{GitError, Remote};
 pub use host::Host;
-pub use location::{Location, LocationProblem, overlap};
+pub use location::{Location, LocationProblem, check_branch, overlap, web_address};
 pub use message::{Entry, Message};
 pub use mirror::Mirror;
 pub use reader::{Content, Entry as CommitEntry, Finding, Reading};
@@ -42,9 +42,9 @@ pub use splice::{Edit, Edits, Signature, Stamp, commit, splice};
 pub use template::environment as environment_files;
 pub use writer::{WriterSettings, Writers, driver_files};
 
-use crate::store::{Cluster, Target};
+use crate::store::{Cluster, Lead, Target};
 use async_trait::async_trait;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, broadcast};
@@ -66,6 +66,13 @@ pub trait People: Send + Sync {
     async fn take_answers(&self, target: &Target) -> anyhow::Result<()>;
 }
 
+/// Works on branches that are ours alone, beside the writers.
+#[async_trait]
+pub trait Beside: Send + Sync {
+    /// Works until `stop`, under this lead.
+    async fn run(self: Arc<Self>, lead: Lead, stop: CancellationToken);
+}
+
 /// Tells the writers that something waits. Losing a notice costs time only: they also look by
 /// themselves.
 #[derive(Debug, Clone, Default)]
@@ -73,9 +80,24 @@ pub struct Wake {
     /// With whether somebody may have pushed.
     targets: Arc<Mutex<BTreeMap<Target, bool>>>,
     notify: Arc<Notify>,
+    /// Repositories whose proposals somebody shall look at.
+    reviews: Arc<Mutex<BTreeSet<Target>>>,
+    review: Arc<Notify>,
 }
 
 impl Wake {
+    /// Something happened to the proposals of this repository, or to what they are based on.
+    pub fn review(&self, target: &Target) {
+        self.reviews.lock().unwrap_or_else(PoisonError::into_inner).insert(target.clone());
+        self.review.notify_one();
+    }
+
+    /// Waits for such notices and takes them all.
+    pub async fn reviews(&self) -> BTreeSet<Target> {
+        self.review.notified().await;
+        std::mem::take(&mut self.reviews.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Something waits for this repository.
     pub fn target(&self, target: &Target) {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).entry(target.clone()).or_default();

@@ -9,7 +9,7 @@ use super::message::{Entry, Message, Restored};
 use super::mirror::Mirror;
 use super::sign::Signer;
 use super::splice::{Edit, Edits, Signature, Stamp};
-use super::{Host, People, Pushes, Wake, template};
+use super::{Beside, Host, People, Pushes, Wake, template};
 use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::secrets::{ServerKey, credentials_place};
@@ -110,6 +110,8 @@ pub struct Writers {
     pub pushes: Pushes,
     /// Told what others commit.
     pub people: Arc<dyn People>,
+    /// Works beside the writers while this process leads.
+    pub beside: Arc<dyn Beside>,
     /// Settings.
     pub settings: WriterSettings,
 }
@@ -152,8 +154,10 @@ impl Writers {
                     let lost = stop.child_token();
                     let keeping = tokio::spawn(Arc::clone(&self).keep(lead.clone(), lost.clone()));
                     let keeping = AbortOnDropHandle::new(keeping);
+                    let beside = Arc::clone(&self.beside).run(lead.clone(), lost.clone());
+                    let beside = AbortOnDropHandle::new(tokio::spawn(beside));
                     Arc::clone(&self).write(&lead, lost).await;
-                    drop(keeping);
+                    drop((keeping, beside));
                     if stop.is_cancelled() {
                         if let Err(error) = self.store.resign(&lead).await {
                             warn!(%error, "another server has to wait until it may write");
@@ -191,6 +195,8 @@ impl Writers {
         let (tell, mut told) = mpsc::channel(NOTICES);
         let heard = async {
             while let Some(notice) = told.recv().await {
+                let (Notice::Waits(target) | Notice::Look(target) | Notice::Moved(target)) = &notice;
+                self.wake.review(target);
                 match notice {
                     Notice::Waits(target) => self.wake.target(&target),
                     Notice::Look(target) => self.wake.look(&target),
@@ -624,6 +630,7 @@ impl Writer {
         faults::point(faults::READING);
         store.set_head(&self.target, &reading.tip.id, &self.lead).await?;
         self.shared.pushes.tell(&self.target);
+        self.shared.wake.review(&self.target);
         Ok(true)
     }
 
@@ -718,6 +725,7 @@ impl Writer {
                 Err(error) => return Err(error.into()),
                 Ok(()) => {
                     if revision.is_some() {
+                        self.shared.wake.review(&self.target);
                         self.shared.pushes.tell(&self.target);
                     }
                     return Ok(());

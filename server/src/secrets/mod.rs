@@ -137,6 +137,12 @@ pub fn credentials_place(cluster: &str) -> String {
     format!("cluster {cluster} Git credentials")
 }
 
+/// The place of what opens a cluster's forge.
+#[must_use]
+pub fn forge_place(cluster: &str) -> String {
+    format!("cluster {cluster} forge")
+}
+
 fn derive(key: &[u8], purpose: &[u8]) -> [u8; KEY_LENGTH] {
     hmac(key, purpose)
 }

@@ -65,6 +65,14 @@ macro_rules! text_enum {
     };
 }
 
+mod review;
+
+pub use review::{
+    Delivery, DeliveryRules, ForgeAddress, ForgeKind, ItemState, MergeMethod, MergedItem, Proposal, ProposalEnd,
+    ProposalItem, ProposalScope, ProposalState, ProposedChange, ProposedDriver, ProposedEdit, ProposedPatch,
+    ReviewStore, StatusDue,
+};
+
 text_enum! {
     /// Whose token it is.
     TokenKind {
@@ -124,6 +132,10 @@ text_enum! {
         Superseded = "superseded",
         /// It could not be made to run.
         Failed = "failed",
+        /// In review.
+        Proposed = "proposed",
+        /// Reviewed, and not wanted.
+        Rejected = "rejected",
     }
 }
 
@@ -138,6 +150,8 @@ text_enum! {
         Failed = "failed",
         /// A newer change took its place.
         Superseded = "superseded",
+        /// Its proposal was closed without a merge.
+        Rejected = "rejected",
     }
 }
 
@@ -172,6 +186,8 @@ text_enum! {
         Drift = "drift",
         /// Somebody changed its files in the repository.
         Edited = "edited",
+        /// Something happened to a request that people review.
+        Review = "review",
     }
 }
 
@@ -354,6 +370,14 @@ pub struct Cluster {
     /// Public keys of others whose commits Flux accepts beside ours; `None`: it accepts every commit.
     #[sqlx(json(nullable))]
     pub trusted_keys: Option<Vec<String>>,
+    /// How changes are delivered.
+    #[sqlx(json)]
+    pub delivery: DeliveryRules,
+    /// The forge of its repository.
+    #[sqlx(json(nullable))]
+    pub forge: Option<ForgeAddress>,
+    /// Encrypted secrets for the forge.
+    pub forge_secrets: Option<Vec<u8>>,
     /// When it was made.
     pub created_at: Millis,
 }
@@ -374,6 +398,9 @@ pub struct Environment {
     pub version: i64,
     /// Deployments ever created in it.
     pub allocated: i64,
+    /// How changes are delivered, where it differs from the cluster.
+    #[sqlx(json)]
+    pub delivery: DeliveryRules,
     /// When it was made.
     pub created_at: Millis,
 }
@@ -591,6 +618,8 @@ pub struct FanOut {
     pub created_at: Millis,
     /// When every deployment had been looked at.
     pub ended_at: Option<Millis>,
+    /// The proposal that gets what it finds.
+    pub proposal_id: Option<String>,
 }
 
 /// Deployments that a fan-out left as they are, by id.
@@ -883,6 +912,8 @@ pub struct Change {
     pub fan_out: Option<String>,
     /// The edit of the repository that it takes over.
     pub edit: Option<GitEdit>,
+    /// The part of a proposal that it takes over.
+    pub merged: Option<MergedItem>,
     /// Who changes.
     pub author: Person,
     /// When.
@@ -1086,7 +1117,7 @@ pub type After = Option<(String, String)>;
 
 /// What Styrmin remembers.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: ReviewStore {
     /// Answers when the database does.
     async fn ping(&self) -> Result<()>;
 

@@ -5,9 +5,9 @@ use super::{BEGIN, Db, SHARED, for_key_share, for_share, now_ms};
 use crate::store::{
     After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
     DeploymentPlace, DriverVersion, EditScope, EditState, Environment, FanOut, FanOutLevel, GitEdit, Instance,
-    InstanceOutcome, InstancePlace, InstanceToWrite, LastReport, Lifecycle, Millis, OutboxKind, OutboxRow, Person,
-    Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store, StoreError,
-    Target, Task, TaskScope, TimelineEntry, Token, TokenKind, Untouched,
+    InstanceOutcome, InstancePlace, InstanceToWrite, LastReport, Lifecycle, Millis, Observation, OutboxKind, OutboxRow,
+    Person, Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store,
+    StoreError, Target, Task, TaskScope, TimelineEntry, Token, TokenKind, Untouched,
 };
 use crate::store::{Lead, Notice, TEARDOWN};
 use async_trait::async_trait;
@@ -16,6 +16,9 @@ use sqlx::{Pool, QueryBuilder, Row as _, Transaction};
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+
+#[path = "sql_review.rs"]
+mod review;
 
 /// A store on one kind of database.
 pub(in crate::store) struct SqlStore {
@@ -128,7 +131,7 @@ async fn check_lead(tx: &mut Tx, lead: &Lead) -> Result<()> {
 
 async fn insert_fan_out(tx: &mut Tx, row: &FanOut) -> Result<()> {
     sqlx::query(
-        "INSERT INTO fan_outs (id, level, subject_id, cluster_id, state, untouched, author_name, author_email, created_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        "INSERT INTO fan_outs (id, level, subject_id, cluster_id, state, untouched, author_name, author_email, created_at, ended_at, proposal_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
     )
     .bind(&row.id)
     .bind(row.level.as_str())
@@ -140,6 +143,7 @@ async fn insert_fan_out(tx: &mut Tx, row: &FanOut) -> Result<()> {
     .bind(&row.author_email)
     .bind(row.created_at)
     .bind(row.ended_at)
+    .bind(&row.proposal_id)
     .execute(&mut **tx)
     .await?;
     Ok(())
@@ -195,7 +199,8 @@ async fn update_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
     let row = &change.deployment;
     // Pushes and reports move the state without counting up the version: only a change that has
     // something to say about it writes it.
-    let state = (change.instance.is_some() || row.lifecycle == Lifecycle::Deleting).then(|| row.state.as_str());
+    let says = change.instance.is_some() || change.merged.is_some() || row.lifecycle == Lifecycle::Deleting;
+    let state = says.then(|| row.state.as_str());
     let done = sqlx::query(
         "UPDATE deployments SET driver_name = $3, driver_digest = $4, driver_pin = $5, application_version = $6, config = $7, parameters = $8, lifecycle = $9, state = COALESCE(CAST($10 AS TEXT), state), last_sequence = $11, newest_instance_id = $12, version = version + 1 WHERE id = $1 AND version = $2",
     )
@@ -462,7 +467,11 @@ async fn record_all(tx: &mut Tx, report: &Report) -> Result<()> {
     for task in &report.tasks {
         update_task(tx, task).await?;
     }
-    for chunk in report.observations.chunks(STATUS_CHUNK) {
+    record_observations(tx, &report.observations).await
+}
+
+async fn record_observations(tx: &mut Tx, rows: &[Observation]) -> Result<()> {
+    for chunk in rows.chunks(STATUS_CHUNK) {
         let mut query =
             QueryBuilder::<Db>::new("INSERT INTO observations (id, deployment_id, at, kind, title, message) ");
         query.push_values(chunk, |mut values, row| {
@@ -588,6 +597,9 @@ async fn store_change(tx: &mut Tx, change: &Change) -> Result<Deployment> {
         let outbox = (OutboxKind::Instance, instance.id.as_str());
         insert_outbox(tx, &change.target, outbox, change.fan_out.as_ref(), &change.author, change.now).await?;
     }
+    if let Some(merged) = &change.merged {
+        review::merge(tx, merged, change).await?;
+    }
     Ok(row)
 }
 
@@ -622,7 +634,7 @@ impl Store for SqlStore {
     async fn insert_cluster(&self, cluster: &Cluster, agent: &Token, author: &Person) -> Result<()> {
         let mut tx = self.begin().await?;
         sqlx::query(
-            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipients, created_at, edit_policy, removal_threshold, trusted_keys) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            "INSERT INTO clusters (id, name, config, version, git_url, repository, branch, path, credentials, age_recipients, created_at, edit_policy, removal_threshold, trusted_keys, delivery, forge, forge_secrets) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
         )
         .bind(&cluster.id)
         .bind(&cluster.name)
@@ -638,6 +650,9 @@ impl Store for SqlStore {
         .bind(cluster.edit_policy.as_str())
         .bind(cluster.removal_threshold)
         .bind(cluster.trusted_keys.as_ref().map(Json))
+        .bind(Json(&cluster.delivery))
+        .bind(cluster.forge.as_ref().map(Json))
+        .bind(&cluster.forge_secrets)
         .execute(&mut *tx)
         .await
         .map_err(taken)?;
@@ -651,7 +666,7 @@ impl Store for SqlStore {
     async fn update_cluster(&self, cluster: &Cluster, fan_out: &FanOut) -> Result<()> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(
-            "UPDATE clusters SET config = $3, age_recipients = $4, edit_policy = $5, removal_threshold = $6, credentials = $7, version = version + 1 WHERE id = $1 AND version = $2",
+            "UPDATE clusters SET config = $3, age_recipients = $4, edit_policy = $5, removal_threshold = $6, credentials = $7, delivery = $8, forge = $9, forge_secrets = $10, version = version + 1 WHERE id = $1 AND version = $2",
         )
         .bind(&cluster.id)
         .bind(cluster.version)
@@ -660,6 +675,9 @@ impl Store for SqlStore {
         .bind(cluster.edit_policy.as_str())
         .bind(cluster.removal_threshold)
         .bind(&cluster.credentials)
+        .bind(Json(&cluster.delivery))
+        .bind(cluster.forge.as_ref().map(Json))
+        .bind(&cluster.forge_secrets)
         .execute(&mut *tx)
         .await?;
         one(done.rows_affected())?;
@@ -718,7 +736,7 @@ impl Store for SqlStore {
     async fn insert_environment(&self, environment: &Environment, target: &Target, author: &Person) -> Result<()> {
         let mut tx = self.begin().await?;
         sqlx::query(
-            "INSERT INTO environments (id, cluster_id, name, config, version, allocated, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            "INSERT INTO environments (id, cluster_id, name, config, version, allocated, created_at, delivery) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
         )
         .bind(&environment.id)
         .bind(&environment.cluster_id)
@@ -727,6 +745,7 @@ impl Store for SqlStore {
         .bind(environment.version)
         .bind(environment.allocated)
         .bind(environment.created_at)
+        .bind(Json(&environment.delivery))
         .execute(&mut *tx)
         .await
         .map_err(taken)?;
@@ -737,13 +756,15 @@ impl Store for SqlStore {
 
     async fn update_environment(&self, environment: &Environment, fan_out: &FanOut) -> Result<()> {
         let mut tx = self.begin().await?;
-        let done =
-            sqlx::query("UPDATE environments SET config = $3, version = version + 1 WHERE id = $1 AND version = $2")
-                .bind(&environment.id)
-                .bind(environment.version)
-                .bind(Json(&environment.config))
-                .execute(&mut *tx)
-                .await?;
+        let done = sqlx::query(
+            "UPDATE environments SET config = $3, delivery = $4, version = version + 1 WHERE id = $1 AND version = $2",
+        )
+        .bind(&environment.id)
+        .bind(environment.version)
+        .bind(Json(&environment.config))
+        .bind(Json(&environment.delivery))
+        .execute(&mut *tx)
+        .await?;
         one(done.rows_affected())?;
         insert_fan_out(&mut tx, fan_out).await?;
         Ok(tx.commit().await?)
@@ -793,7 +814,7 @@ impl Store for SqlStore {
     }
 
     async fn running_fan_outs(&self) -> Result<Vec<FanOut>> {
-        Ok(sqlx::query_as("SELECT * FROM fan_outs WHERE state = 'running' ORDER BY id").fetch_all(&self.reader).await?)
+        Ok(sqlx::query_as("SELECT f.* FROM fan_outs f WHERE f.state = 'running' AND NOT EXISTS (SELECT 1 FROM proposals p JOIN proposal_items i ON i.proposal_id = p.id WHERE p.cluster_id = f.cluster_id AND p.state = 'merged' AND i.state = 'open') ORDER BY f.id").fetch_all(&self.reader).await?)
     }
 
     async fn fan_out(&self, id: &str) -> Result<Option<FanOut>> {
@@ -864,7 +885,7 @@ impl Store for SqlStore {
         // What somebody changed or removed meanwhile is in the repository already, or on its way there: written
         // now, the older instance would bring a removed deployment back.
         for query in [
-            "UPDATE instances SET state = 'superseded' WHERE state = 'pending' AND id IN (SELECT i.id FROM outbox o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.fan_out_id = $1 AND i.sequence < d.last_sequence)",
+            "UPDATE instances SET state = 'superseded' WHERE state = 'pending' AND id IN (SELECT i.id FROM outbox o JOIN instances i ON i.id = o.subject_id JOIN deployments d ON d.id = i.deployment_id WHERE o.fan_out_id = $1 AND i.id <> COALESCE(d.newest_instance_id, ''))",
             "DELETE FROM outbox WHERE fan_out_id = $1 AND subject_id IN (SELECT i.id FROM outbox o JOIN instances i ON i.id = o.subject_id WHERE o.fan_out_id = $1 AND i.state = 'superseded')",
             "UPDATE outbox SET fan_out_id = NULL WHERE fan_out_id = $1",
         ] {
@@ -959,7 +980,7 @@ impl Store for SqlStore {
     ) -> Result<Vec<TimelineEntry>> {
         let (at, key) = before.unwrap_or((i64::MAX, String::new()));
         Ok(sqlx::query_as(
-            "SELECT * FROM (SELECT t.created_at AS at, '1/' || t.id AS key, 'asked' AS kind, t.workflow AS title, CAST(NULL AS TEXT) AS message, t.id AS task_id FROM tasks t WHERE t.deployment_id = $1 UNION ALL SELECT s.ended_at, '2/' || t.id, 'committed', COALESCE(i.revision, ''), s.message, t.id FROM tasks t JOIN task_steps s ON s.task_id = t.id JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND s.position = 0 AND s.state = 'succeeded' AND s.ended_at IS NOT NULL UNION ALL SELECT t.ended_at, '4/' || t.id, 'ended', t.state, t.message, t.id FROM tasks t WHERE t.deployment_id = $1 AND t.ended_at IS NOT NULL UNION ALL SELECT o.at, '3/' || o.id, o.kind, o.title, o.message, CAST(NULL AS TEXT) FROM observations o WHERE o.deployment_id = $1 UNION ALL SELECT x.created_at, '0/' || x.id, 'edited', x.kind, 'Commit ' || x.commit_id || ' by ' || x.author_name || ' <' || x.author_email || '>, ' || x.state || COALESCE(': ' || x.message, ''), x.task_id FROM edits x WHERE x.deployment_id = $1) entries WHERE at < $2 OR (at = $2 AND key < $3) ORDER BY at DESC, key DESC LIMIT $4",
+            "SELECT * FROM (SELECT t.created_at AS at, '1/' || t.id AS key, 'asked' AS kind, t.workflow AS title, CAST(NULL AS TEXT) AS message, t.id AS task_id FROM tasks t WHERE t.deployment_id = $1 UNION ALL SELECT s.ended_at, '2/' || t.id, 'committed', COALESCE(i.revision, ''), s.message, t.id FROM tasks t JOIN task_steps s ON s.task_id = t.id JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND s.name IN ('Write the StyrminDeployment resource', 'Remove the StyrminDeployment resource', 'Wait for the review and the merge') AND s.state = 'succeeded' AND s.ended_at IS NOT NULL UNION ALL SELECT t.ended_at, '4/' || t.id, 'ended', t.state, t.message, t.id FROM tasks t WHERE t.deployment_id = $1 AND t.ended_at IS NOT NULL UNION ALL SELECT o.at, '3/' || o.id, o.kind, o.title, o.message, CAST(NULL AS TEXT) FROM observations o WHERE o.deployment_id = $1 UNION ALL SELECT x.created_at, '0/' || x.id, 'edited', x.kind, 'Commit ' || x.commit_id || ' by ' || x.author_name || ' <' || x.author_email || '>, ' || x.state || COALESCE(': ' || x.message, ''), x.task_id FROM edits x WHERE x.deployment_id = $1) entries WHERE at < $2 OR (at = $2 AND key < $3) ORDER BY at DESC, key DESC LIMIT $4",
         )
         .bind(deployment)
         .bind(at)
@@ -972,7 +993,7 @@ impl Store for SqlStore {
     async fn forget(&self, before: Millis, keep: i64, limit: i64) -> Result<usize> {
         let mut tx = self.begin().await?;
         let old: Vec<(String, String)> = sqlx::query_as(
-            "SELECT t.id, t.instance_id FROM tasks t JOIN deployments d ON d.id = t.deployment_id WHERE t.ended_at < $1 AND t.sequence <= d.last_sequence - $2 AND t.instance_id <> COALESCE(d.newest_instance_id, '') AND t.instance_id <> COALESCE(d.active_instance_id, '') LIMIT $3",
+            "SELECT t.id, t.instance_id FROM tasks t JOIN deployments d ON d.id = t.deployment_id WHERE t.ended_at < $1 AND t.sequence <= d.last_sequence - $2 AND t.instance_id <> COALESCE(d.newest_instance_id, '') AND t.instance_id <> COALESCE(d.active_instance_id, '') AND NOT EXISTS (SELECT 1 FROM proposal_items p WHERE p.task_id = t.id AND p.state = 'open') LIMIT $3",
         )
         .bind(before)
         .bind(keep)
@@ -986,6 +1007,9 @@ impl Store for SqlStore {
         }
         let mut most = old.len();
         for query in [
+            "DELETE FROM commit_statuses WHERE is_final AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = commit_statuses.task_id) AND $1 > 0 AND $2 > 0",
+            "DELETE FROM proposal_items WHERE proposal_id IN (SELECT id FROM proposals WHERE ended_at < $1 AND told LIMIT $2)",
+            "DELETE FROM proposals WHERE id IN (SELECT id FROM proposals WHERE ended_at < $1 AND told LIMIT $2) AND NOT EXISTS (SELECT 1 FROM proposal_items p WHERE p.proposal_id = proposals.id)",
             "DELETE FROM observations WHERE id IN (SELECT id FROM observations WHERE at < $1 LIMIT $2)",
             "DELETE FROM fan_outs WHERE id IN (SELECT id FROM fan_outs WHERE ended_at < $1 LIMIT $2)",
             "DELETE FROM edits WHERE id IN (SELECT id FROM edits WHERE created_at < $1 AND state NOT IN ('held', 'waiting', 'restoring') LIMIT $2)",
@@ -1178,7 +1202,7 @@ impl Store for SqlStore {
         for id in ids {
             found.extend(
                 sqlx::query_as::<_, InstanceToWrite>(
-                    "SELECT i.*, e.id AS environment_id, e.cluster_id AS cluster_id, d.shard AS shard, d.name AS deployment_name, d.last_sequence AS last_sequence, EXISTS (SELECT 1 FROM instances o WHERE o.deployment_id = d.id AND o.state NOT IN ('pending', 'superseded')) AS written FROM instances i JOIN deployments d ON d.id = i.deployment_id JOIN environments e ON e.id = d.environment_id WHERE i.id = $1",
+                    "SELECT i.*, e.id AS environment_id, e.cluster_id AS cluster_id, d.shard AS shard, d.name AS deployment_name, d.last_sequence AS last_sequence, EXISTS (SELECT 1 FROM instances o WHERE o.deployment_id = d.id AND o.state NOT IN ('pending', 'superseded', 'proposed', 'rejected')) AS written FROM instances i JOIN deployments d ON d.id = i.deployment_id JOIN environments e ON e.id = d.environment_id WHERE i.id = $1",
                 )
                 .bind(id)
                 .fetch_optional(&mut *connection)
@@ -1190,7 +1214,7 @@ impl Store for SqlStore {
 
     async fn running_tasks(&self, deployment: &str, up_to: i64) -> Result<Vec<Task>> {
         let found = sqlx::query_as(
-            "SELECT * FROM tasks WHERE deployment_id = $1 AND state = 'running' AND sequence <= $2 ORDER BY sequence",
+            "SELECT t.* FROM tasks t JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND t.state = 'running' AND t.sequence <= $2 AND i.state <> 'proposed' ORDER BY t.sequence",
         )
         .bind(deployment)
         .bind(up_to)
@@ -1366,6 +1390,7 @@ impl Store for SqlStore {
                 .execute(&mut *tx)
                 .await?;
         }
+        review::expect_of(&mut tx, pushed).await?;
         for task in &pushed.tasks {
             // Its files are as we write them: a removal that waits for a word is over.
             sqlx::query("UPDATE edits SET state = 'superseded' WHERE deployment_id = $1 AND state = 'waiting'")

@@ -10,7 +10,11 @@ use styrmin_renderer::plan::{self, Plan, Workflow};
 pub const WRITE_STEP: &str = "Write the StyrminDeployment resource";
 /// First step of a removal.
 pub const REMOVE_STEP: &str = "Remove the StyrminDeployment resource";
-/// Second step: proved by the object in the cluster.
+/// First step of a change that people review.
+pub const REQUEST_STEP: &str = "Open the pull request";
+/// Second step of such a change.
+pub const REVIEW_STEP: &str = "Wait for the review and the merge";
+/// The step after the commit: proved by the object in the cluster.
 pub const FLUX_STEP: &str = "Wait for Flux to apply the commit";
 /// The operator's step of phase CreatingPrerequisites.
 pub const PREREQUISITES_STEP: &str = plan::PREREQUISITES;
@@ -31,8 +35,6 @@ pub const FAILED: &str = "Failed";
 const DELETED: &str = "Deleted";
 /// Display state of an object with an error that may pass.
 const ERROR: &str = "Error";
-/// Steps that the server knows more about than the operator: the write and the wait for Flux.
-const OWN_STEPS: usize = 2;
 /// What a step fails with when nobody said why.
 const NO_REASON: &str = "the operator gave no reason; look at the StyrminDeployment and at the agent's log";
 
@@ -49,6 +51,16 @@ pub enum Event<'a> {
     /// The repository holds what the instance asks for without a commit, for example a deletion
     /// that came before the first commit.
     NothingToWrite,
+    /// People can review it.
+    Proposed {
+        /// Where.
+        message: &'a str,
+    },
+    /// Its proposal was closed without a merge.
+    Rejected {
+        /// By whom, and why.
+        message: &'a str,
+    },
     /// A newer instance takes its place.
     Superseded {
         /// Sequence of the newer one.
@@ -131,11 +143,25 @@ impl Observed<'_> {
     }
 }
 
-/// The steps that a plan predicts, the first of them begun.
+/// How many steps the server knows more about than the operator: up to the wait for Flux.
+fn own_steps(task: &Task) -> usize {
+    task.steps.iter().position(|step| step.name == FLUX_STEP).map_or(2, |index| index + 1)
+}
+
+/// The step that waits for Flux.
+fn flux_step(task: &mut Task) -> Option<&mut Step> {
+    task.steps.iter_mut().find(|step| step.name == FLUX_STEP)
+}
+
+/// The steps that a plan predicts, the first of them begun. With `review` people decide about it first.
 #[must_use]
-pub fn predict(task: &str, plan: &Plan, now: Millis) -> Vec<Step> {
-    let first = if plan.workflow == Workflow::Delete { REMOVE_STEP } else { WRITE_STEP };
-    let names = [first, FLUX_STEP].into_iter().chain(plan.steps.iter().map(|step| step.name.as_str()));
+pub fn predict(task: &str, plan: &Plan, review: bool, now: Millis) -> Vec<Step> {
+    let first: &[&str] = match plan.workflow {
+        _ if review => &[REQUEST_STEP, REVIEW_STEP],
+        Workflow::Delete => &[REMOVE_STEP],
+        _ => &[WRITE_STEP],
+    };
+    let names = first.iter().copied().chain([FLUX_STEP]).chain(plan.steps.iter().map(|step| step.name.as_str()));
     (0..)
         .zip(names)
         .map(|(position, name)| Step {
@@ -151,16 +177,27 @@ pub fn predict(task: &str, plan: &Plan, now: Millis) -> Vec<Step> {
         .collect()
 }
 
+/// The step that ends when the instance's commit is in the repository.
+fn last_before_flux(task: &Task) -> Option<&Step> {
+    own_steps(task).checked_sub(2).and_then(|index| task.steps.get(index))
+}
+
 /// Whether the instance's commit is in the repository, so that reports mean something for the task.
 #[must_use]
 pub fn is_pushed(task: &Task) -> bool {
-    task.steps.first().is_some_and(|step| step.state == StepState::Succeeded)
+    last_before_flux(task).is_some_and(|step| step.state == StepState::Succeeded)
+}
+
+/// When it came there.
+#[must_use]
+pub fn pushed_at(task: &Task) -> Option<Millis> {
+    last_before_flux(task).and_then(|step| step.ended_at)
 }
 
 /// Whether the task still waits for Flux.
 #[must_use]
 pub fn waits_for_flux(task: &Task) -> bool {
-    task.steps.get(1).is_some_and(|step| step.name == FLUX_STEP && step.state == StepState::Running)
+    task.steps.iter().any(|step| step.name == FLUX_STEP && step.state == StepState::Running)
 }
 
 /// Moves `task`; `true` when something changed.
@@ -170,34 +207,46 @@ pub fn apply(task: &mut Task, event: &Event<'_>, now: Millis) -> bool {
     }
     match event {
         Event::Pushed { .. } | Event::NothingToWrite => {
-            let Some(first) = task.steps.first_mut().filter(|step| step.state == StepState::Running) else {
+            if is_pushed(task) {
                 return false;
-            };
-            first.state = StepState::Succeeded;
-            first.message = Some(match event {
-                Event::Pushed { revision, branch } => {
-                    format!("Commit {} on {branch}", revision.get(..10).unwrap_or(revision))
-                }
-                _ => "The repository needs no change".to_owned(),
-            });
-            first.ended_at = Some(now);
-            if let Some(next) = task.steps.get_mut(1).filter(|step| step.state == StepState::Pending) {
+            }
+            let before = own_steps(task) - 1;
+            for step in task.steps.iter_mut().take(before) {
+                succeed(step, now);
+            }
+            if let Some(last) = before.checked_sub(1).and_then(|index| task.steps.get_mut(index)) {
+                last.message = Some(match event {
+                    Event::Pushed { revision, branch } => {
+                        format!("Commit {} on {branch}", revision.get(..10).unwrap_or(revision))
+                    }
+                    _ => "The repository needs no change".to_owned(),
+                });
+            }
+            if let Some(next) = task.steps.get_mut(before).filter(|step| step.state == StepState::Pending) {
                 next.state = StepState::Running;
                 next.started_at = Some(now);
             }
             true
         }
-        Event::Superseded { by } => {
-            for step in &mut task.steps {
-                match step.state {
-                    StepState::Running => {
-                        step.state = StepState::Skipped;
-                        step.ended_at = Some(now);
-                    }
-                    StepState::Pending => step.state = StepState::Skipped,
-                    _ => {}
-                }
+        Event::Proposed { message } => changed(task, |task| {
+            let [first, second, ..] = &mut task.steps[..] else { return };
+            if first.name != REQUEST_STEP {
+                return;
             }
+            if first.state == StepState::Running {
+                succeed(first, now);
+                second.state = StepState::Running;
+                second.started_at = Some(now);
+            }
+            first.message = Some((*message).to_owned());
+        }),
+        Event::Rejected { message } => {
+            skip_unfinished(task, now);
+            end(task, TaskState::Rejected, Some((*message).to_owned()), now);
+            true
+        }
+        Event::Superseded { by } => {
+            skip_unfinished(task, now);
             end(task, TaskState::Superseded, Some(format!("Superseded by change {by} of the deployment")), now);
             true
         }
@@ -205,7 +254,7 @@ pub fn apply(task: &mut Task, event: &Event<'_>, now: Millis) -> bool {
         _ if !is_pushed(task) => false,
         Event::FluxWaits { message } => {
             let waits = waits_for_flux(task);
-            let step = task.steps.get_mut(1).filter(|step| waits && step.message.as_deref() != Some(message));
+            let step = flux_step(task).filter(|step| waits && step.message.as_deref() != Some(message));
             step.map(|step| step.message = Some((*message).to_owned())).is_some()
         }
         Event::Rollout(seen) => changed(task, |task| rollout(task, seen, now)),
@@ -216,6 +265,19 @@ pub fn apply(task: &mut Task, event: &Event<'_>, now: Millis) -> bool {
             }
             end(task, TaskState::Succeeded, None, now);
             true
+        }
+    }
+}
+
+fn skip_unfinished(task: &mut Task, now: Millis) {
+    for step in &mut task.steps {
+        match step.state {
+            StepState::Running => {
+                step.state = StepState::Skipped;
+                step.ended_at = Some(now);
+            }
+            StepState::Pending => step.state = StepState::Skipped,
+            _ => {}
         }
     }
 }
@@ -289,7 +351,7 @@ fn removal(task: &mut Task, seen: &Observed<'_>, now: Millis) {
 }
 
 fn flux_has_applied(task: &mut Task, now: Millis) {
-    if let Some(step) = task.steps.get_mut(1).filter(|step| step.name == FLUX_STEP) {
+    if let Some(step) = flux_step(task) {
         succeed(step, now);
     }
 }
@@ -347,7 +409,8 @@ fn fail(step: &mut Step, seen: &Observed<'_>, now: Millis) {
 /// Fails the first unfinished step of the operator's; says which and why.
 fn fail_first(task: &mut Task, seen: &Observed<'_>, now: Millis) -> Option<String> {
     let unfinished = |step: &&mut Step| !matches!(step.state, StepState::Succeeded | StepState::Skipped);
-    let step = task.steps.iter_mut().skip(OWN_STEPS).find(unfinished)?;
+    let own = own_steps(task);
+    let step = task.steps.iter_mut().skip(own).find(unfinished)?;
     if step.state != StepState::Failed || seen.steps.is_empty() {
         fail(step, seen, now);
     }
@@ -373,7 +436,8 @@ fn follow_phase(task: &mut Task, seen: &Observed<'_>, now: Millis) {
         told.map_or(now, |at| at.min(now))
     };
     let is_error = seen.is_error();
-    for (index, step) in task.steps.iter_mut().enumerate().take(current + 1).skip(OWN_STEPS) {
+    let own = own_steps(task);
+    for (index, step) in task.steps.iter_mut().enumerate().take(current + 1).skip(own) {
         if index < current || (seen.phase == READY && !is_error) {
             succeed(step, ended(step));
         } else if !is_error {
@@ -384,7 +448,8 @@ fn follow_phase(task: &mut Task, seen: &Observed<'_>, now: Millis) {
 
 /// The operator's steps take the place of the predicted ones.
 fn follow_steps(task: &mut Task, seen: &Observed<'_>, now: Millis) {
-    let known = task.steps.split_off(OWN_STEPS.min(task.steps.len()));
+    let own = own_steps(task).min(task.steps.len());
+    let known = task.steps.split_off(own);
     let is_error = seen.is_error();
     // Told again while the error stands: the step that failed has not begun anew.
     let failing = seen.steps.iter().position(|step| !matches!(step.state, StepState::Succeeded | StepState::Skipped));
@@ -394,7 +459,7 @@ fn follow_steps(task: &mut Task, seen: &Observed<'_>, now: Millis) {
         let is_failing = is_error && failing == Some(index);
         let mut next = follow_step(before, step, is_failing, now);
         next.task_id.clone_from(&task.id);
-        next.position = i64::try_from(OWN_STEPS + index).unwrap_or(i64::MAX);
+        next.position = i64::try_from(own + index).unwrap_or(i64::MAX);
         if next.state == StepState::Failed {
             // The object's reason is about this step; of others only their own is known.
             let object = is_failing && !seen.message.is_empty();
@@ -473,7 +538,7 @@ mod tests {
             created_at: 1,
             ended_at: None,
             fan_out_id: None,
-            steps: predict("t", &plan, 1),
+            steps: predict("t", &plan, false, 1),
         }
     }
 

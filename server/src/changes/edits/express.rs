@@ -16,18 +16,18 @@ const NAMED_MAX: usize = 10;
 
 /// An edit as a change of the deployment.
 #[derive(Debug, Default)]
-pub(super) struct Expressed {
+pub(in crate::changes) struct Expressed {
     /// The change.
-    pub(super) edit: Edit,
+    pub(in crate::changes) edit: Edit,
     /// Fields that it takes over.
-    pub(super) taken: Vec<String>,
+    pub(in crate::changes) taken: Vec<String>,
     /// What it cannot say: field and reason.
-    pub(super) refused: Vec<String>,
+    pub(in crate::changes) refused: Vec<String>,
 }
 
 impl Expressed {
     /// In words.
-    pub(super) fn message(&self) -> String {
+    pub(in crate::changes) fn message(&self) -> String {
         let mut parts = Vec::new();
         for (list, verb) in [(&self.taken, "taken over"), (&self.refused, "put back")] {
             if list.is_empty() {
@@ -44,7 +44,7 @@ impl Expressed {
 }
 
 /// The difference from `before` to `found`, for a deployment that uses the driver `driver_name`.
-pub(super) fn express(
+pub(in crate::changes) fn express(
     before: &Instance,
     found: &StyrminDeploymentSpec,
     driver_name: &str,

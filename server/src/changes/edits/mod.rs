@@ -16,8 +16,8 @@
 //! own commits, squashed, rebased or rewound ones, and files that were put back by hand need no rule of their own.
 //! What must never enter: Git objects; how a file is written.
 
-mod express;
-mod verdict;
+pub(super) mod express;
+pub(super) mod verdict;
 
 use super::compute::Edit;
 use super::{ChangeError, Changes, Result, invalid};
@@ -145,6 +145,7 @@ impl Changes {
             self.store.record_edits(&[row], target, &nobody).await?;
         }
         let mut sorted = self.sort(cluster, reading).await?;
+        self.take_merged(target, reading, &mut sorted).await?;
         let removals = sorted.deployments.values().filter(|group| group.is_removed()).count();
         let many = i64::try_from(removals).unwrap_or(i64::MAX) > cluster.removal_threshold;
         for (id, group) in std::mem::take(&mut sorted.deployments) {
@@ -197,6 +198,23 @@ impl Changes {
         self.record(&rows, target, &nobody).await?;
         let now = self.clock.now();
         Ok(self.store.close_edits(&cluster.id, &sorted.settled, now, reading.lead.as_ref()).await?)
+    }
+
+    /// What a merge brought is no edit.
+    async fn take_merged(&self, target: &Target, reading: &Reading, sorted: &mut Sorted) -> Result<()> {
+        let mut merges = Vec::new();
+        for (id, group) in &sorted.deployments {
+            let Some(finding) = &group.document else { continue };
+            let Some(content) = reading.contents(vec![finding.path.clone()]).await?.pop() else { continue };
+            merges.extend(self.merge_of(id, &content, &finding.commit).await?);
+        }
+        if merges.is_empty() {
+            return Ok(());
+        }
+        for merge in &merges {
+            sorted.deployments.remove(&merge.item.deployment_id);
+        }
+        self.take_merges(target, merges, reading.lead.as_ref()).await
     }
 
     async fn record(&self, rows: &[GitEdit], target: &Target, author: &Person) -> Result<()> {
@@ -516,7 +534,7 @@ impl Changes {
                 };
                 let message = format!("back to change {}", named.sequence);
                 let revive = row.kind == EditKind::Returned;
-                if !revive && deployment.last_sequence > committed.sequence {
+                if !revive && deployment.newest_instance_id.as_ref() != Some(&committed.id) {
                     // A change that is on its way counts as well: only what the revert takes back is taken back.
                     let name = &deployment.driver_name;
                     let said = express::express(&committed, &named.spec, name, &self.drivers.catalog());
@@ -546,7 +564,7 @@ impl Changes {
         match changed.await {
             Ok(changed) if changed.task.is_some() => Ok(None),
             // What is on its way says it already, and replaces the file.
-            Ok(changed) if changed.deployment.last_sequence > committed.sequence => Ok(Some(adopted)),
+            Ok(changed) if changed.deployment.newest_instance_id.as_ref() != Some(&committed.id) => Ok(Some(adopted)),
             Ok(_) => refuse(row, &format!("the deployment says the same already; {message}")),
             Err(ChangeError::Store(StoreError::Exists)) => {
                 refuse(row, "another deployment of the environment has its name now")
@@ -690,7 +708,7 @@ impl Changes {
 }
 
 /// Folder of a deployment in the repository.
-fn folder(cluster: &Cluster, row: &Deployment) -> Option<String> {
+pub(super) fn folder(cluster: &Cluster, row: &Deployment) -> Option<String> {
     let environment: EnvironmentId = row.environment_id.parse().ok()?;
     let deployment: DeploymentId = row.id.parse().ok()?;
     let shard = u32::try_from(row.shard).ok()?;

@@ -10,18 +10,18 @@ use styrmin_renderer::yaml;
 
 /// The files of one deployment, as far as they were found to differ.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Files<'a> {
+pub(in crate::changes) struct Files<'a> {
     /// `styrmindeployment.yaml`.
-    pub(super) document: Option<&'a Content>,
+    pub(in crate::changes) document: Option<&'a Content>,
     /// `secrets.sops.yaml`.
-    pub(super) secrets: Option<&'a Content>,
+    pub(in crate::changes) secrets: Option<&'a Content>,
     /// A StyrminDeployment of the same deployment lies somewhere else.
-    pub(super) elsewhere: bool,
+    pub(in crate::changes) elsewhere: bool,
 }
 
 /// What was done.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
+pub(in crate::changes) enum Verdict {
     /// Nothing: they are as we wrote them.
     Ours,
     /// Other content than that of an instance.
@@ -49,7 +49,7 @@ pub(super) enum Verdict {
 
 impl Verdict {
     /// Its kind; `None`: nothing was done.
-    pub(super) fn kind(&self) -> Option<EditKind> {
+    pub(in crate::changes) fn kind(&self) -> Option<EditKind> {
         Some(match self {
             Self::Ours => return None,
             Self::Changed { .. } => EditKind::Changed,
@@ -65,18 +65,18 @@ impl Verdict {
 }
 
 /// The instance that a document names, whoever wrote it.
-pub(super) fn named(document: &str) -> Option<String> {
+pub(in crate::changes) fn named(document: &str) -> Option<String> {
     spec::read_committed(document).ok().map(|file| file.instance_id)
 }
 
 /// What a document asks for, if it can be read.
-pub(super) fn spec_of(document: &str) -> Option<StyrminDeploymentSpec> {
+pub(in crate::changes) fn spec_of(document: &str) -> Option<StyrminDeploymentSpec> {
     let value: Value = yaml::from_str(document).ok()?;
     serde_json::from_value(value["spec"].clone()).ok()
 }
 
 /// Whether a document holds something else where a secret's reference belongs.
-pub(super) fn shows_a_secret(written: &StyrminDeploymentSpec, found: &StyrminDeploymentSpec) -> bool {
+pub(in crate::changes) fn shows_a_secret(written: &StyrminDeploymentSpec, found: &StyrminDeploymentSpec) -> bool {
     let parameters = written.context["parameters"].as_object().into_iter().flatten();
     let mut secrets = parameters.filter(|(_, value)| SecretRef::read(value).is_some());
     secrets.any(|(name, _)| {
@@ -87,7 +87,7 @@ pub(super) fn shows_a_secret(written: &StyrminDeploymentSpec, found: &StyrminDep
 
 /// What was done to the files of a deployment of `environment`. `committed` is what we wrote last, `named` the
 /// instance of the deployment that the document names.
-pub(super) fn verdict(
+pub(in crate::changes) fn verdict(
     environment: &EnvironmentId,
     committed: &Instance,
     named: Option<&Instance>,
