@@ -19,6 +19,7 @@ mod many;
 mod operator;
 mod operator_faults;
 mod proposals;
+mod proposals_in_cluster;
 mod reach;
 mod replicas;
 mod report_rules;

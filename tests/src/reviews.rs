@@ -116,18 +116,32 @@ impl Reviewed {
 /// What the forge signs webhooks with.
 pub const SECRET: &str = "0123456789abcdef0123";
 
-/// A server with such a cluster, and an environment in it.
-pub struct Scene {
+/// Proposals as people see them: on the server, and on the forge.
+pub struct Reviews {
     /// The forge.
     pub forge: Reviewed,
-    /// The server.
-    pub server: Server,
     /// A client as the administrator.
     pub client: Client,
+}
+
+/// A server with such a cluster, and an environment in it.
+pub struct Scene {
+    /// Its proposals.
+    pub reviews: Reviews,
+    /// The server.
+    pub server: Server,
     /// The cluster.
     pub cluster: String,
     /// The environment.
     pub environment: String,
+}
+
+impl std::ops::Deref for Scene {
+    type Target = Reviews;
+
+    fn deref(&self) -> &Reviews {
+        &self.reviews
+    }
 }
 
 impl Scene {
@@ -147,7 +161,7 @@ impl Scene {
         let (cluster, _) = client.cluster(json!({ "name": "c", "git": git, "delivery": rules })).await;
         let environment = client.environment(&cluster, "e").await;
         server.drained(LIMIT).await;
-        Self { forge, server, client, cluster, environment }
+        Self { reviews: Reviews { forge, client }, server, cluster, environment }
     }
 
     /// Adds a deployment at once; gives it when its file is there.
@@ -159,6 +173,9 @@ impl Scene {
         created["createDeployment"]["deployment"]["id"].as_str().unwrap().to_owned()
     }
 
+}
+
+impl Reviews {
     /// Sets a variable by the rules; gives task and proposal.
     pub async fn set(&self, deployment: &str, name: &str, value: &str) -> (String, String) {
         self.update(deployment, json!({ "config": { "set": { "env_vars": { name: value } } } })).await

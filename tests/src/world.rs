@@ -2,6 +2,8 @@
 //! and an agent under exactly the rights that it needs.
 
 use crate::plane::{FLUX, Gate, Options, Plane, Port, Program, Recipe};
+use crate::gitea::ADMIN;
+use crate::reviews::{Reviewed, quick};
 use crate::server::{Api as _, Server, copy, drivers, program};
 use crate::{eventually, git};
 use age::secrecy::ExposeSecret as _;
@@ -70,7 +72,19 @@ impl World {
 
     /// The same with more in the input of the cluster.
     pub async fn start_as(prepare: impl FnOnce(&Path), more: Value) -> Self {
+        Self::begin(prepare, more, None).await
+    }
+
+    /// The same with the repository on a forge, and these rules of delivery.
+    pub async fn start_reviewed(forge: &Reviewed, prepare: impl FnOnce(&Path), rules: Value) -> Self {
+        Self::begin(prepare, json!({ "git": forge.git(), "delivery": rules }), Some(forge)).await
+    }
+
+    async fn begin(prepare: impl FnOnce(&Path), more: Value, forge: Option<&Reviewed>) -> Self {
         let mut server = Server::new(None);
+        if forge.is_some() {
+            quick(&mut server);
+        }
         prepare(&server.folder.path().join("drivers"));
         let (plane, ()) = tokio::join!(Plane::start_with(Options::default()), server.up());
         let key = age::x25519::Identity::generate();
@@ -83,9 +97,13 @@ impl World {
 
         install_agent(&plane).await;
         let secret = |name: &str, data: Value| json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": FLUX, "name": name }, "stringData": data });
-        plane.apply(&secret("styrmin-git", json!({ "username": "agent", "password": token }))).await;
+        let (user, password) = forge.map_or(("agent", token.as_str()), |forge| (ADMIN, forge.gitea.token()));
+        plane.apply(&secret("styrmin-git", json!({ "username": user, "password": password }))).await;
         plane.apply(&secret("styrmin-age", json!({ "age.agekey": key.to_string().expose_secret() }))).await;
-        let files = git::files(&server.hosted(&cluster)).await;
+        let files = match forge {
+            Some(forge) => forge.files("main").await,
+            None => git::files(&server.hosted(&cluster)).await,
+        };
         for object in documents(&files["flux/styrmin.yaml"]) {
             plane.apply(&object).await;
         }

@@ -202,7 +202,10 @@ fn of_preview(preview: &Preview) -> Described {
     if restarts && preview.objects.iter().any(|object| object.kind == "Secret" || object.kind == "HelmRelease") {
         described.marks.push("restarts pods".to_owned());
     }
-    described.marks.extend(described.hooks.iter().map(|hook| format!("runs \"{hook}\"")));
+    described.marks.extend(described.hooks.iter().map(|step| match step.strip_prefix("Run ") {
+        Some(action) => format!("runs {action}"),
+        None => format!("step \"{step}\""),
+    }));
     described.marks.extend(preview.warnings.iter().filter(|_| !is_delete).cloned());
     described.marks.dedup();
     let mut seen = std::collections::HashSet::new();
