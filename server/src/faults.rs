@@ -8,6 +8,10 @@ pub const POINTS: [&str; 7] =
 
 /// Between what others committed being recorded and the branch being read up to there.
 pub const READING: &str = "after-reading";
+/// On the way of a proposal: its branch is pushed, that is recorded, its request is opened, that is recorded, the
+/// configuration that it changes counts, a part of it is taken over.
+pub const REVIEW: [&str; 6] =
+    ["review-pushed", "review-recorded", "review-opened", "review-told", "review-level", "review-part"];
 /// Between two transactions of a fan-out.
 pub const FAN_OUT: &str = "after-fan-out-chunk";
 

@@ -45,7 +45,7 @@ enum Output {
 enum Command {
     /// Kubernetes clusters and their repositories.
     #[command(subcommand)]
-    Clusters(Clusters),
+    Clusters(Box<Clusters>),
     /// Groups of deployments.
     #[command(subcommand)]
     Environments(Environments),
@@ -61,6 +61,9 @@ enum Command {
     /// What people change in the clusters' repositories by hand.
     #[command(subcommand)]
     Edits(Edits),
+    /// Changes that people review before they count.
+    #[command(subcommand)]
+    Proposals(Proposals),
     /// Checks a checkout of a cluster's repository, without a server; fails when something would break.
     Validate {
         /// The checkout.
@@ -93,6 +96,10 @@ enum Clusters {
         git_path: Option<String>,
         #[command(flatten)]
         access: AccessArgs,
+        #[command(flatten)]
+        forge: ForgeArgs,
+        #[command(flatten)]
+        rules: RulesArgs,
         /// age recipient that secrets are encrypted for; several while a key is replaced.
         #[arg(long)]
         age_recipient: Vec<String>,
@@ -118,6 +125,10 @@ enum Clusters {
         #[command(flatten)]
         access: AccessArgs,
         #[command(flatten)]
+        forge: ForgeArgs,
+        #[command(flatten)]
+        rules: RulesArgs,
+        #[command(flatten)]
         wait: FanOutArgs,
     },
     /// Shows one cluster, or all.
@@ -133,12 +144,16 @@ enum Environments {
         /// Configuration, as JSON or YAML.
         #[arg(long, short)]
         config: Option<String>,
+        #[command(flatten)]
+        rules: RulesArgs,
     },
     /// Changes an environment's configuration, and with it the deployments that take values from it.
     Update {
         id: String,
         #[command(flatten)]
         patch: PatchArgs,
+        #[command(flatten)]
+        rules: RulesArgs,
         #[command(flatten)]
         wait: FanOutArgs,
     },
@@ -280,10 +295,136 @@ struct WaitArgs {
     /// Only shows what the change would lead to.
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
+    /// How this change is delivered, whatever cluster and environment say.
+    #[arg(long, value_enum)]
+    delivery: Option<Delivery>,
+}
+
+/// How a change comes to the branch that Flux follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Delivery {
+    /// Committed at once.
+    Direct,
+    /// As a request that people review and merge.
+    PullRequest,
+}
+
+impl Delivery {
+    /// As the API spells it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Direct => "DIRECT",
+            Self::PullRequest => "PULL_REQUEST",
+        }
+    }
+}
+
+/// How changes are delivered; what is not given comes from the level above, or stays.
+#[derive(Debug, Args)]
+struct RulesArgs {
+    /// At once, or after a review.
+    #[arg(long, value_enum)]
+    mode: Option<Delivery>,
+    /// Branch that requests are for.
+    #[arg(long)]
+    target_branch: Option<String>,
+    /// Somebody who shall review.
+    #[arg(long)]
+    reviewer: Vec<String>,
+    /// Label of requests.
+    #[arg(long)]
+    label: Vec<String>,
+    /// Whether requests begin as drafts.
+    #[arg(long)]
+    draft: Option<bool>,
+    /// How Styrmin merges.
+    #[arg(long, value_enum)]
+    merge_method: Option<MergeMethod>,
+    /// Whether Styrmin merges as soon as the forge says that it may.
+    #[arg(long)]
+    auto_merge: Option<bool>,
+    /// Approvals that a merge by Styrmin needs.
+    #[arg(long)]
+    approvals: Option<u32>,
+}
+
+/// How a request is merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum MergeMethod {
+    Merge,
+    Squash,
+    Rebase,
+}
+
+impl RulesArgs {
+    fn input(self) -> Value {
+        let list = |names: Vec<String>| (!names.is_empty()).then_some(names);
+        json!({
+            "mode": self.mode.map(Delivery::word),
+            "targetBranch": self.target_branch,
+            "reviewers": list(self.reviewer),
+            "labels": list(self.label),
+            "draft": self.draft,
+            "mergeMethod": self.merge_method.map(|method| format!("{method:?}").to_uppercase()),
+            "autoMerge": self.auto_merge,
+            "approvals": self.approvals,
+        })
+    }
+}
+
+/// The forge of a repository. Its token is read from STYRMIN_FORGE_TOKEN (the Git password serves when that is not
+/// set), the secret of its webhook from STYRMIN_WEBHOOK_SECRET.
+#[derive(Debug, Args)]
+struct ForgeArgs {
+    /// Its kind.
+    #[arg(long, value_enum)]
+    forge: Option<ForgeKind>,
+    /// Base of its API; from the repository's URL when absent.
+    #[arg(long)]
+    forge_url: Option<String>,
+}
+
+/// Kinds of forges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ForgeKind {
+    /// Gitea or Forgejo.
+    Gitea,
+    Github,
+    Gitlab,
+}
+
+impl ForgeArgs {
+    /// As input of the API; `None`: nothing was said.
+    fn input(self) -> Option<Value> {
+        let kind = self.forge.map(|kind| format!("{kind:?}").to_uppercase());
+        let [token, secret] = ["STYRMIN_FORGE_TOKEN", "STYRMIN_WEBHOOK_SECRET"].map(|name| std::env::var(name).ok());
+        let said = kind.is_some() || self.forge_url.is_some() || token.is_some() || secret.is_some();
+        said.then(|| json!({ "kind": kind, "url": self.forge_url, "token": token, "webhookSecret": secret }))
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Proposals {
+    /// Shows one with what reviewers read.
+    Get { id: String },
+    /// Shows all, newest first: the last 500.
+    List {
+        /// Only those of this cluster.
+        #[arg(long)]
+        cluster: Option<String>,
+        /// Only those that wait for a merge.
+        #[arg(long)]
+        open: bool,
+    },
+    /// Takes one back: it is closed without a merge, on the forge too.
+    Close { id: String },
 }
 
 #[derive(Debug, Args)]
 struct FanOutArgs {
+    /// How this change is delivered, whatever cluster and environment say.
+    #[arg(long, value_enum)]
+    delivery: Option<Delivery>,
     /// Waits until every deployment that it changes runs with it, and fails when one does not.
     #[arg(long)]
     wait: bool,
@@ -420,7 +561,9 @@ enum Tasks {
     },
 }
 
-const CLUSTER: &str = "id name gitUrl branch path ageRecipients decrypts editPolicy removalThreshold config createdAt";
+const RULES: &str = "delivery { mode targetBranch reviewers labels draft mergeMethod autoMerge approvals }";
+const CLUSTER: &str = "id name gitUrl branch path forge { kind url project } ageRecipients decrypts editPolicy removalThreshold config createdAt";
+const PROPOSAL: &str = "id title state message url headBranch author { name } createdAt endedAt";
 const EDIT: &str =
     "id kind state path commit author { name email } deployment { id name } task { id state } message createdAt";
 const ENVIRONMENT: &str = "id name cluster { id name } config createdAt";
@@ -456,7 +599,7 @@ async fn main() -> anyhow::Result<()> {
     };
     let client = Client::new(&cli.server, &token)?;
     match cli.command {
-        Command::Clusters(command) => clusters(&client, cli.output, command).await,
+        Command::Clusters(command) => clusters(&client, cli.output, *command).await,
         Command::Environments(command) => environments(&client, cli.output, command).await,
         Command::Deployments(command) => deployments(&client, cli.output, command).await,
         Command::Tasks(command) => tasks(&client, cli.output, command).await,
@@ -466,6 +609,7 @@ async fn main() -> anyhow::Result<()> {
         }
         Command::Validate { .. } => Ok(()),
         Command::Edits(command) => edits(&client, cli.output, command).await,
+        Command::Proposals(command) => proposals(&client, cli.output, command).await,
         Command::FanOuts(FanOuts::Wait { id, timeout }) => wait_for_fan_out(&client, cli.output, &id, timeout).await,
     }
 }
@@ -495,6 +639,28 @@ async fn edits(client: &Client, output: Output, command: Edits) -> anyhow::Resul
     }
 }
 
+async fn proposals(client: &Client, output: Output, command: Proposals) -> anyhow::Result<()> {
+    match command {
+        Proposals::Get { id } => {
+            let query = format!(
+                "query($id: ID!) {{ proposal(id: $id) {{ {PROPOSAL} items {{ state deployment {{ id name }} task {{ id state }} }} description }} }}"
+            );
+            show(output, &found("proposal", &id, &client.execute(&query, json!({ "id": id })).await?)?)
+        }
+        Proposals::List { cluster, open } => {
+            let query = format!(
+                "query($cluster: ID, $open: Boolean!) {{ proposals(cluster: $cluster, open: $open, first: 500) {{ nodes {{ {PROPOSAL} }} }} }}"
+            );
+            let data = client.execute(&query, json!({ "cluster": cluster, "open": open })).await?;
+            show(output, &data["proposals"]["nodes"])
+        }
+        Proposals::Close { id } => {
+            let query = format!("mutation($id: ID!) {{ closeProposal(id: $id) {{ {PROPOSAL} }} }}");
+            show(output, &client.execute(&query, json!({ "id": id })).await?["closeProposal"])
+        }
+    }
+}
+
 async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow::Result<()> {
     match command {
         Clusters::Create {
@@ -504,6 +670,8 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
             git_branch,
             git_path,
             access,
+            forge,
+            rules,
             age_recipient,
             edits,
             verify,
@@ -523,22 +691,23 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
                         ("url".to_owned(), url.into()),
                         ("branch".to_owned(), git_branch.into()),
                         ("path".to_owned(), git_path.into()),
+                        ("forge".to_owned(), forge.input().into()),
                     ]);
                     Some(git)
                 }
             };
-            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipients": age_recipient, "edits": edits.input(), "verification": verification });
+            let input = json!({ "name": name, "config": object(config)?, "git": git, "ageRecipients": age_recipient, "edits": edits.input(), "verification": verification, "delivery": rules.input() });
             let query = format!(
                 "mutation($input: CreateClusterInput!) {{ createCluster(input: $input) {{ agentToken warnings cluster {{ {CLUSTER} }} }} }}"
             );
             let data = client.execute(&query, json!({ "input": input })).await?;
             show(output, &data["createCluster"])
         }
-        Clusters::Update { id, patch, age_recipient, edits, access, wait } => {
+        Clusters::Update { id, patch, age_recipient, edits, access, forge, rules, wait } => {
             let query = format!(
-                "mutation($id: ID!, $config: ConfigPatch, $recipients: [String!], $edits: EditRulesInput, $git: GitAccessInput) {{ updateCluster(id: $id, config: $config, ageRecipients: $recipients, edits: $edits, git: $git) {{ of: cluster {{ {CLUSTER} }} fanOut {{ id }} }} }}"
+                "mutation($id: ID!, $config: ConfigPatch, $recipients: [String!], $edits: EditRulesInput, $git: GitAccessInput, $forge: RepositoryForgeInput, $rules: DeliveryInput, $delivery: Delivery) {{ updateCluster(id: $id, config: $config, ageRecipients: $recipients, edits: $edits, git: $git, forge: $forge, rules: $rules, delivery: $delivery) {{ of: cluster {{ {CLUSTER} {RULES} }} fanOut {{ id proposal {{ id url }} }} }} }}"
             );
-            let variables = json!({ "id": id, "config": patch_input(patch)?, "recipients": (!age_recipient.is_empty()).then_some(age_recipient), "edits": edits.input(), "git": access.input().await? });
+            let variables = json!({ "id": id, "config": patch_input(patch)?, "recipients": (!age_recipient.is_empty()).then_some(age_recipient), "edits": edits.input(), "git": access.input().await?, "forge": forge.input(), "rules": rules.input(), "delivery": wait.delivery.map(Delivery::word) });
             updated(client, output, &client.execute(&query, variables).await?["updateCluster"], &wait).await
         }
         Clusters::Get { id: Some(id) } => {
@@ -551,18 +720,19 @@ async fn clusters(client: &Client, output: Output, command: Clusters) -> anyhow:
 
 async fn environments(client: &Client, output: Output, command: Environments) -> anyhow::Result<()> {
     match command {
-        Environments::Create { name, cluster, config } => {
+        Environments::Create { name, cluster, config, rules } => {
             let query = format!(
-                "mutation($cluster: ID!, $name: String!, $config: JSON) {{ createEnvironment(cluster: $cluster, name: $name, config: $config) {{ {ENVIRONMENT} }} }}"
+                "mutation($cluster: ID!, $name: String!, $config: JSON, $rules: DeliveryInput) {{ createEnvironment(cluster: $cluster, name: $name, config: $config, rules: $rules) {{ {ENVIRONMENT} }} }}"
             );
-            let variables = json!({ "cluster": cluster, "name": name, "config": object(config)? });
+            let variables =
+                json!({ "cluster": cluster, "name": name, "config": object(config)?, "rules": rules.input() });
             show(output, &client.execute(&query, variables).await?["createEnvironment"])
         }
-        Environments::Update { id, patch, wait } => {
+        Environments::Update { id, patch, rules, wait } => {
             let query = format!(
-                "mutation($id: ID!, $config: ConfigPatch!) {{ updateEnvironment(id: $id, config: $config) {{ of: environment {{ {ENVIRONMENT} }} fanOut {{ id }} }} }}"
+                "mutation($id: ID!, $config: ConfigPatch!, $rules: DeliveryInput, $delivery: Delivery) {{ updateEnvironment(id: $id, config: $config, rules: $rules, delivery: $delivery) {{ of: environment {{ {ENVIRONMENT} {RULES} }} fanOut {{ id proposal {{ id url }} }} }} }}"
             );
-            let variables = json!({ "id": id, "config": patch_input(patch)? });
+            let variables = json!({ "id": id, "config": patch_input(patch)?, "rules": rules.input(), "delivery": wait.delivery.map(Delivery::word) });
             updated(client, output, &client.execute(&query, variables).await?["updateEnvironment"], &wait).await
         }
         Environments::Get { id: Some(id) } => {
@@ -575,6 +745,9 @@ async fn environments(client: &Client, output: Output, command: Environments) ->
 
 /// Argument of every change: the instance that somebody has seen.
 const BASE: &str = "baseInstanceId";
+
+/// Argument of every change: how it is delivered.
+const DELIVERY: &str = "delivery";
 
 /// A change to be asked for: the mutation, and name, type and value of its arguments.
 struct Asked {
@@ -598,12 +771,18 @@ impl Asked {
         self
     }
 
+    /// Delivered in this way.
+    fn delivered(mut self, delivery: Delivery) -> Self {
+        self.arguments.push((DELIVERY, "Delivery", delivery.word().into()));
+        self
+    }
+
     /// The query that asks for it, with `changed` as its answer.
     fn query(&self) -> String {
         let declared: Vec<String> = self.arguments.iter().map(|(name, kind, _)| format!("${name}: {kind}")).collect();
         let given: Vec<String> = self.arguments.iter().map(|(name, ..)| format!("{name}: ${name}")).collect();
         format!(
-            "mutation({}) {{ changed: {}({}) {{ deployment {{ {DEPLOYMENT} }} task {{ id }} }} }}",
+            "mutation({}) {{ changed: {}({}) {{ deployment {{ {DEPLOYMENT} }} task {{ id }} proposal {{ id headBranch }} }} }}",
             declared.join(", "),
             self.mutation,
             given.join(", ")
@@ -619,6 +798,7 @@ impl Asked {
         let mut content = self.variables();
         if let Value::Object(arguments) = &mut content {
             arguments.remove(BASE);
+            arguments.remove(DELIVERY);
         }
         if let [(_, _, only)] = self.arguments.as_slice() {
             content = only.clone();
@@ -693,7 +873,7 @@ async fn deployments(client: &Client, output: Output, command: Deployments) -> a
         }
         Deployments::Get { id: None } => return show(output, &all(client, "deployments", DEPLOYMENT).await?),
     };
-    ask(client, output, &asked, &wait).await
+    ask(client, output, asked, &wait).await
 }
 
 fn update(id: &str, input: Value) -> Asked {
@@ -708,7 +888,7 @@ fn whole_or_components(whole: &'static str, some: &'static str, id: String, comp
 }
 
 /// Asks for a change and waits as wished, or shows what it would lead to.
-async fn ask(client: &Client, output: Output, asked: &Asked, wait: &WaitArgs) -> anyhow::Result<()> {
+async fn ask(client: &Client, output: Output, asked: Asked, wait: &WaitArgs) -> anyhow::Result<()> {
     if wait.dry_run {
         let query = "query($change: ChangeInput!) { previewChange(change: $change) { workflow steps warnings document \
             changes { field old new added removed origin } objects { kind namespace name diff } } }";
@@ -718,6 +898,10 @@ async fn ask(client: &Client, output: Output, asked: &Asked, wait: &WaitArgs) ->
             _ => show(output, &data["previewChange"]),
         };
     }
+    let asked = match wait.delivery {
+        Some(delivery) => asked.delivered(delivery),
+        None => asked,
+    };
     let changed = client.execute(&asked.query(), asked.variables()).await?["changed"].clone();
     show(output, &changed)?;
     match (wait.wait, changed["task"]["id"].as_str()) {
@@ -763,7 +947,7 @@ async fn tasks(client: &Client, output: Output, command: Tasks) -> anyhow::Resul
             show(output, &found("task", &id, &client.execute(&query, json!({ "id": id })).await?)?)
         }
         Tasks::Retry { id, wait } => {
-            ask(client, output, &Asked::new("retryTask", [("task", "ID!", id.into())]), &wait).await
+            ask(client, output, Asked::new("retryTask", [("task", "ID!", id.into())]), &wait).await
         }
         Tasks::Wait { id, until, timeout } => wait_for(client, output, &id, until, timeout).await,
     }
@@ -816,6 +1000,7 @@ async fn wait_for(client: &Client, output: Output, id: &str, until: Until, timeo
 async fn updated(client: &Client, output: Output, payload: &Value, wait: &FanOutArgs) -> anyhow::Result<()> {
     let mut shown = payload["of"].clone();
     shown["fanOut"] = payload["fanOut"]["id"].clone();
+    shown["proposal"] = payload["fanOut"]["proposal"].clone();
     show(output, &shown)?;
     match payload["fanOut"]["id"].as_str() {
         Some(id) if wait.wait => wait_for_fan_out(client, output, id, wait.timeout).await,

@@ -18,6 +18,7 @@ mod large;
 mod many;
 mod operator;
 mod operator_faults;
+mod proposal_faults;
 mod proposals;
 mod proposals_in_cluster;
 mod reach;

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use styrmin_tests::eventually;
-use styrmin_tests::reviews::{LIMIT, Scene};
-use styrmin_tests::server::Api as _;
+use styrmin_tests::reviews::{LIMIT, Reviewed, Scene, quick};
+use styrmin_tests::server::{Api as _, Server, ctl};
 
 const REVIEW: &str = "PULL_REQUEST";
 
@@ -368,4 +368,192 @@ async fn thirty_deployments_are_one_request_that_says_what_overrides_it() {
         .count();
     assert_eq!(colors, 29);
     assert_eq!(scene.forge.pulls().await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_after_the_branch_was_made_stays_in_review_when_that_is_merged() {
+    // Nothing is pushed by itself: what is asked meanwhile does not reach the branch.
+    let forge = Reviewed::start().await;
+    let mut server = Server::new(None);
+    quick(&mut server);
+    let git = forge.git();
+    let mut scene = Scene::on(forge, server, git, rules()).await;
+    let id = scene.direct("front").await;
+    let (first, proposal) = scene.set(&id, "COLOR", "blue").await;
+    let number = scene.number(&proposal).await;
+    let update = "mutation($id: ID!, $config: ConfigPatch!) { updateEnvironment(id: $id, config: $config) { fanOut { proposal { id } } } }";
+    let level = async |scene: &Scene, name: &str| {
+        let config = json!({ "set": { "env_vars": { name: "1" } } });
+        let asked = scene.client.ok(update, json!({ "id": scene.environment, "config": config })).await;
+        asked["updateEnvironment"]["fanOut"]["proposal"]["id"].as_str().unwrap().to_owned()
+    };
+    let whole = level(&scene, "FIRST").await;
+    let whole_number = scene.number(&whole).await;
+    scene.server.kill().await;
+    // A token that opens nothing: the forge and its repository are out of reach, and people go on.
+    scene.server.set("STYRMIN_FORGE_POLL", Some("3600"));
+    scene.server.set("STYRMIN_GIT_POLL", Some("3600"));
+    scene.server.up().await;
+    let git = "mutation($id: ID!, $git: GitAccessInput!) { updateCluster(id: $id, git: $git) { cluster { id } } }";
+    scene.client.ok(git, json!({ "id": scene.cluster, "git": { "username": "styrmin", "password": "wrong" } })).await;
+    let (second, same) = scene.set(&id, "SIZE", "large").await;
+    assert_eq!(same, proposal);
+    assert_eq!(level(&scene, "SECOND").await, whole);
+    scene.forge.merge(number, "squash").await;
+    scene.server.kill().await;
+    quick(&mut scene.server);
+    scene.server.up().await;
+    let right = json!({ "username": "styrmin", "password": scene.forge.gitea.token() });
+    scene.client.ok(git, json!({ "id": scene.cluster, "git": right })).await;
+
+    // Blue counts, large does not, and is reviewed in a request of its own.
+    let blue = json!({ "env_vars": { "COLOR": "blue" } });
+    eventually("what was merged counts", LIMIT, async || {
+        let found = scene.deployment(&id).await;
+        if found["config"] == blue { Ok(()) } else { Err(found) }
+    })
+    .await;
+    let next = |found: &Value| found["number"].as_i64().is_some_and(|next| next != number);
+    let number = scene.until("another request is open", &proposal, next).await["number"].as_i64().unwrap();
+    let pull = scene.forge.api("GET", &format!("/pulls/{number}"), &json!(null)).await;
+    let body = pull["body"].as_str().unwrap();
+    assert!(body.contains("`large`") && !body.contains("`blue`"), "{body}");
+    assert_eq!(scene.deployment(&id).await["config"], blue);
+    scene.forge.merge(number, "merge").await;
+    scene.until_state(&proposal, "MERGED").await;
+    let both = json!({ "env_vars": { "COLOR": "blue", "SIZE": "large" } });
+    assert_eq!(scene.deployment(&id).await["config"], both);
+    for task in [&first, &second] {
+        scene.until_task("it is no more in review", task, |task| task["steps"][1]["state"] != "RUNNING").await;
+    }
+
+    // The same for a whole environment: it is in one request, with what was asked last.
+    let described = |pull: &Value| pull["body"].as_str().is_some_and(|body| body.contains("env_vars.SECOND: 1"));
+    scene.forge.pull("it is described anew", whole_number, described).await;
+    scene.forge.merge(whole_number, "squash").await;
+    scene.until_state(&whole, "MERGED").await;
+    let environment = "query($id: ID!) { environment(id: $id) { config } }";
+    let found = scene.client.ok(environment, json!({ "id": scene.environment })).await;
+    assert_eq!(found["environment"]["config"], json!({ "env_vars": { "FIRST": "1", "SECOND": "1" } }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_direct_end_takes_what_is_in_review_with_it() {
+    let scene = Scene::start(rules()).await;
+    let id = scene.direct("front").await;
+    let (task, proposal) = scene.set(&id, "COLOR", "blue").await;
+    let number = scene.number(&proposal).await;
+    let delete = "mutation($id: ID!) { deleteDeployment(id: $id, delivery: DIRECT) { task { id } } }";
+    scene.client.ok(delete, json!({ "id": id })).await;
+    scene.until_state(&proposal, "CLOSED").await;
+    let ended = scene.task(&task).await;
+    assert_eq!(ended["state"], "REJECTED", "{ended}");
+    scene.server.drained(LIMIT).await;
+    assert_eq!(scene.document("main", &id).await, None);
+    scene.forge.pull("the request is closed", number, |pull| pull["state"] == "closed").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_another_branch_counts_when_it_comes_to_the_one_that_flux_follows() {
+    let scene = Scene::start(json!({ "mode": REVIEW, "targetBranch": "staging" })).await;
+    let id = scene.direct("front").await;
+    scene.forge.api("POST", "/branches", &json!({ "new_branch_name": "staging", "old_branch_name": "main" })).await;
+    let (task, proposal) = scene.set(&id, "COLOR", "blue").await;
+    let number = scene.number(&proposal).await;
+    scene.forge.merge(number, "merge").await;
+    let says =
+        |found: &Value| found["message"].as_str().is_some_and(|said| said.contains("counts when it comes to main"));
+    scene.until("it says where it is", &proposal, says).await;
+    assert_eq!(scene.deployment(&id).await["config"], json!({}));
+    let person = scene.forge.clone_of("main").await;
+    person.git(&["merge", "--quiet", "--no-ff", "-m", "Promote", "origin/staging"]).await;
+    person.git(&["push", "--quiet", "origin", "main"]).await;
+    scene.until_state(&proposal, "MERGED").await;
+    assert_eq!(scene.deployment(&id).await["config"], json!({ "env_vars": { "COLOR": "blue" } }));
+    scene.until_task("its task goes on", &task, |task| task["steps"][1]["state"] == "SUCCEEDED").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_shows_in_no_request_and_in_no_row_in_clear() {
+    let forge = Reviewed::start().await;
+    let git = forge.git();
+    let mut server = Server::new(None);
+    quick(&mut server);
+    let scene = Scene::on(forge, server, git, rules()).await;
+    let key = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p";
+    let recipients =
+        "mutation($id: ID!, $key: String!) { updateCluster(id: $id, ageRecipient: $key) { cluster { id } } }";
+    scene.client.ok(recipients, json!({ "id": scene.cluster, "key": key })).await;
+    let secret = "correct-horse-battery";
+    let create = "mutation($input: CreateDeploymentInput!) { createDeployment(input: $input) { deployment { id } proposal { id } } }";
+    let input = json!({ "environment": scene.environment, "name": "db", "driver": "postgresql", "parameters": { "password": secret } });
+    let made = scene.client.ok(create, json!({ "input": input })).await["createDeployment"].clone();
+    let proposal = made["proposal"]["id"].as_str().unwrap();
+    let number = scene.number(proposal).await;
+    let pull = scene.forge.api("GET", &format!("/pulls/{number}"), &json!(null)).await.to_string();
+    assert!(pull.contains("another secret") && !pull.contains(secret), "{pull}");
+    let branch = scene.proposal(proposal).await["headBranch"].as_str().unwrap().to_owned();
+    let files = scene.forge.files(&branch).await;
+    assert!(files.keys().any(|path| path.ends_with("secrets.sops.yaml")));
+    assert!(files.values().all(|text| !text.contains(secret)));
+    scene.forge.merge(number, "squash").await;
+    scene.until_state(proposal, "MERGED").await;
+    let data = scene.server.folder.path().join("data");
+    for file in ["styrmin.db", "styrmin.db-wal"] {
+        let bytes = std::fs::read(data.join(file)).unwrap_or_default();
+        assert!(!bytes.windows(secret.len()).any(|part| part == secret.as_bytes()), "{file}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_shows_and_closes_what_is_in_review() {
+    let server = Server::start().await;
+    let client = server.client();
+    let (done, made, said) =
+        ctl(&server, &["-o", "json", "clusters", "create", "c", "--mode", "pull-request", "--reviewer", "rita"]).await;
+    assert!(done, "{said}");
+    let made: Value = serde_json::from_str(&made).unwrap();
+    let cluster = made["cluster"]["id"].as_str().unwrap().to_owned();
+    let environment = client.environment(&cluster, "e").await;
+    let create = [
+        "-o",
+        "json",
+        "deployments",
+        "create",
+        "web-application",
+        "1.27",
+        &environment,
+        "front",
+        "--set",
+        "image=nginx",
+    ];
+    let (done, made, said) = ctl(&server, &[&create[..], &["--delivery", "direct"]].concat()).await;
+    assert!(done, "{said}");
+    let made: Value = serde_json::from_str(&made).unwrap();
+    assert_eq!(made["proposal"], Value::Null);
+    let id = made["deployment"]["id"].as_str().unwrap();
+    let update = ["-o", "json", "deployments", "update", id, "--config", "{env_vars: {COLOR: blue}}"];
+    let (done, made, said) = ctl(&server, &update).await;
+    assert!(done, "{said}");
+    let made: Value = serde_json::from_str(&made).unwrap();
+    let (task, proposal) = (made["task"]["id"].as_str().unwrap(), made["proposal"]["id"].as_str().unwrap());
+    let (done, listed, _) = ctl(&server, &["proposals", "list", "--open"]).await;
+    assert!(done && listed.contains("Update deployment front"), "{listed}");
+    let (done, shown, _) = ctl(&server, &["proposals", "get", proposal]).await;
+    assert!(done && shown.contains("`config.env_vars.COLOR`"), "{shown}");
+    let whole = styrmin_tests::http().get(format!("{}/proposals/{proposal}", server.address()));
+    let whole = whole.bearer_auth(server.token()).send().await.unwrap().text().await.unwrap();
+    assert!(whole.starts_with("# Update deployment front") && whole.contains("HelmRelease"), "{whole}");
+    let nobody = styrmin_tests::http().get(format!("{}/proposals/{proposal}", server.address())).send().await.unwrap();
+    assert_eq!(nobody.status().as_u16(), 401);
+    let (done, _, said) = ctl(&server, &["proposals", "close", proposal]).await;
+    assert!(done, "{said}");
+    let (done, _, said) = ctl(&server, &["tasks", "wait", task, "--for", "pushed", "--timeout", "20"]).await;
+    assert!(!done && said.contains("was not merged: Ann Example closed it"), "{said}");
+    // An environment may say something else than its cluster.
+    let (done, _, said) = ctl(&server, &["environments", "update", &environment, "--mode", "direct"]).await;
+    assert!(done, "{said}");
+    let (done, made, said) = ctl(&server, &update).await;
+    assert!(done, "{said}");
+    assert!(!made.contains("headBranch"), "{made}");
 }

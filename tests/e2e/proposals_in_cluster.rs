@@ -104,7 +104,8 @@ async fn a_reviewed_change_runs_and_its_commits_say_so() {
     person.git(&["revert", "--no-edit", &commit]).await;
     person.git(&["push", "--quiet", "origin", "main"]).await;
     world.until_state(&id, "RUNNING").await;
-    let found = reviews.client.ok("query($id: ID!) { deployment(id: $id) { applicationVersion } }", json!({ "id": id })).await;
+    let found =
+        reviews.client.ok("query($id: ID!) { deployment(id: $id) { applicationVersion } }", json!({ "id": id })).await;
     assert_eq!(found["deployment"]["applicationVersion"], "1.27", "{found}");
 
     // A change in review, a direct stop, and the merge on top of it.
@@ -112,7 +113,8 @@ async fn a_reviewed_change_runs_and_its_commits_say_so() {
     let number = reviews.number(&proposal).await;
     let old = reviews.proposal(&proposal).await["head"].as_str().unwrap().to_owned();
     let stop = "mutation($id: ID!) { stopDeployment(id: $id, delivery: DIRECT) { task { id } } }";
-    let stopped = reviews.client.ok(stop, json!({ "id": id })).await["stopDeployment"]["task"]["id"].as_str().unwrap().to_owned();
+    let stopped =
+        reviews.client.ok(stop, json!({ "id": id })).await["stopDeployment"]["task"]["id"].as_str().unwrap().to_owned();
     assert_eq!(world.until_ended(&stopped).await["state"], "SUCCEEDED");
     world.until_state(&id, "STOPPED").await;
     let direct = forge.tip("main").await;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use styrmin_renderer::config::Object;
 use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeploymentSpec};
 use styrmin_server::store::{
-    self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, Deployment, DeploymentOutcome, DeploymentState,
-    DriverVersion, EditKind, EditPolicy, EditScope, EditState, Environment, FanOut, FanOutLevel, FanOutState, GitEdit,
-    Instance, InstanceOutcome, InstanceState, LastReport, Lead, Lifecycle, Observation, OutboxKind, Person, Pushed,
-    Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState, Store, StoreError, Target,
-    Task, TaskScope, TaskState, TimelineKind, Token, TokenKind, Untouched,
+    self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, DeliveryRules, Deployment, DeploymentOutcome,
+    DeploymentState, DriverVersion, EditKind, EditPolicy, EditScope, EditState, Environment, FanOut, FanOutLevel,
+    FanOutState, GitEdit, Instance, InstanceOutcome, InstanceState, ItemState, LastReport, Lead, Lifecycle, MergedItem,
+    Observation, OutboxKind, Person, Proposal, ProposalEnd, ProposalItem, ProposalScope, ProposalState, ProposedChange,
+    ProposedEdit, Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState, Store,
+    StoreError, Target, Task, TaskScope, TaskState, TimelineKind, Token, TokenKind, Untouched,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -210,6 +211,7 @@ async fn suite(store: Shared, shared: bool) {
     history(&store).await;
     drivers(&store).await;
     edits(&store).await;
+    reviews(&store).await;
     leads(&store, shared).await;
 }
 
@@ -439,6 +441,154 @@ async fn edits(store: &Shared) {
     let timeline = store.timeline("e", None, 100).await.unwrap();
     let told = timeline.iter().filter(|entry| entry.kind == TimelineKind::Edited).count();
     assert_eq!(told, 3, "{timeline:?}");
+}
+
+fn proposal(id: &str, own: bool) -> Proposal {
+    Proposal {
+        id: id.into(),
+        cluster_id: "cluster".into(),
+        repository: target().repository,
+        branch: target().branch,
+        head_branch: format!("styrmin/{id}"),
+        title: "t".into(),
+        level: (!own).then(|| "environment".into()),
+        subject_id: (!own).then(|| "environment".into()),
+        patches: Vec::new(),
+        pushed_patches: 0,
+        fan_out_id: None,
+        delivery: DeliveryRules { reviewers: Some(vec!["rita".into()]), ..DeliveryRules::default() },
+        state: ProposalState::Open,
+        head: None,
+        number: None,
+        url: None,
+        message: None,
+        described: None,
+        comment_id: 0,
+        told: false,
+        version: 0,
+        author_name: "Ann".into(),
+        author_email: "ann@example.com".into(),
+        created_at: 9,
+        ended_at: None,
+    }
+}
+
+/// What waits for a review: beside the rows, one of its own for each deployment, and taken over once.
+async fn reviews(store: &Shared) {
+    let row = store.change(&current(change(&deployment("rv", "rv")))).await.unwrap();
+    let stored = |row: &Deployment, proposal: &str, edits: usize| {
+        let of = current(change(row));
+        let (mut instance, task) = of.instance.unwrap();
+        instance.state = InstanceState::Proposed;
+        let item = ProposalItem {
+            proposal_id: proposal.into(),
+            deployment_id: row.id.clone(),
+            edits: vec![ProposedEdit::default(); edits],
+            instance_id: instance.id.clone(),
+            task_id: task.id.clone(),
+            base_instance_id: row.newest_instance_id.clone(),
+            pushed_instance_id: None,
+            pushed_edits: 0,
+            state: ItemState::Open,
+        };
+        let deployment = Deployment { last_sequence: instance.sequence, ..row.clone() };
+        let (cluster, environment) = (of.cluster, of.environment);
+        ProposedChange { cluster, environment, deployment, instance: (instance, task), item, superseded: Vec::new() }
+    };
+    store.propose(&proposal("p1", true), &[stored(&row, "p1", 1)], None).await.unwrap();
+    let now = store.deployment("rv").await.unwrap().unwrap();
+    assert_eq!(
+        (now.newest_instance_id.as_ref(), now.config.clone()),
+        (row.newest_instance_id.as_ref(), row.config.clone())
+    );
+    assert_eq!((now.last_sequence, now.version), (row.last_sequence + 1, row.version + 1));
+    let known = store.own_proposal("rv").await.unwrap().unwrap();
+    assert_eq!(known.delivery.reviewers.as_deref(), Some(&["rita".to_owned()][..]));
+    let stale = store.propose(&known, &[stored(&row, "p1", 2)], None).await;
+    assert!(matches!(stale, Err(StoreError::Conflict)), "the deployment moved: {stale:?}");
+    let second = store.propose(&proposal("p2", true), &[stored(&now, "p2", 1)], None).await;
+    assert!(matches!(second, Err(StoreError::Conflict)), "one of its own: {second:?}");
+    assert!(store.proposal("p2").await.unwrap().is_none(), "nothing of it is stored");
+    // Reports and pushes say nothing about it.
+    let is_its = |task: &Task| task.deployment_id == "rv" && task.instance_id == "rv-i002";
+    assert!(!store.running_in("cluster").await.unwrap().iter().any(|running| is_its(&running.task)));
+    assert!(!store.running_tasks("rv", 9).await.unwrap().iter().any(is_its));
+    // A second wish, and the branch that holds the first.
+    let lead = lead(store).await;
+    let items = store.proposal_items("p1").await.unwrap();
+    let seen = Proposal { head: Some("c1".into()), ..store.proposal("p1").await.unwrap().unwrap() };
+    store.attend(&seen, Some(&items), &lead).await.unwrap();
+    let old = Lead { epoch: lead.epoch + 1, ..lead.clone() };
+    let fenced = store.attend(&seen, None, &old).await;
+    assert!(matches!(fenced, Err(StoreError::Fenced)), "{fenced:?}");
+    let known = store.proposal("p1").await.unwrap().unwrap();
+    let mut older = store.task("rv-t002").await.unwrap().unwrap();
+    older.state = TaskState::Superseded;
+    let next = ProposedChange { superseded: vec![older], ..stored(&now, "p1", 2) };
+    store.propose(&known, &[next], None).await.unwrap();
+    let item = store.item_of_instance("rv-i002").await.unwrap().unwrap();
+    assert_eq!((item.instance_id.as_str(), item.edits.len(), item.pushed_edits), ("rv-i003", 2, 1));
+    // The branch is merged as it was: the first wish counts, the second stays under another branch.
+    let now = store.deployment("rv").await.unwrap().unwrap();
+    let merged = MergedItem {
+        proposal_id: "p1".into(),
+        deployment_id: "rv".into(),
+        instance_id: None,
+        revision: "m1".into(),
+        tasks: Vec::new(),
+        rest: Some((1, "styrmin/rest".into())),
+        lead: Some(lead.clone()),
+    };
+    let now = store.change(&Change { merged: Some(merged), ..current(change(&now)) }).await.unwrap();
+    let (rest, item) =
+        (store.proposal("p1").await.unwrap().unwrap(), store.proposal_items("p1").await.unwrap().remove(0));
+    assert_eq!((rest.state, rest.head_branch.as_str(), rest.head), (ProposalState::Open, "styrmin/rest", None));
+    assert_eq!((item.state, item.edits.len(), item.pushed_instance_id), (ItemState::Open, 1, None));
+    // It is merged as it is: the very instance is the newest.
+    let mut task = store.task("rv-t003").await.unwrap().unwrap();
+    task.message = Some("merged".into());
+    let merged = MergedItem {
+        proposal_id: "p1".into(),
+        deployment_id: "rv".into(),
+        instance_id: Some("rv-i003".into()),
+        revision: "m2".into(),
+        tasks: vec![task],
+        rest: None,
+        lead: Some(lead.clone()),
+    };
+    let take = Change {
+        instance: None,
+        deployment: Deployment {
+            newest_instance_id: Some("rv-i003".into()),
+            state: DeploymentState::Deploying,
+            ..now.clone()
+        },
+        merged: Some(merged),
+        ..current(change(&now))
+    };
+    store.change(&take).await.unwrap();
+    let again = store.change(&Change { deployment: store.deployment("rv").await.unwrap().unwrap(), ..take }).await;
+    assert!(matches!(again, Err(StoreError::Conflict)), "it is taken over once: {again:?}");
+    let instance = store.instance("rv-i003").await.unwrap().unwrap();
+    assert_eq!((instance.state, instance.revision.as_deref()), (InstanceState::Committed, Some("m2")));
+    assert_eq!(store.proposal("p1").await.unwrap().unwrap().state, ProposalState::Merged);
+    // One that is closed ends what never was.
+    let fresh = deployment("never", "never");
+    store.propose(&proposal("p3", true), &[stored(&fresh, "p3", 1)], None).await.unwrap();
+    let mut task = store.task("never-t001").await.unwrap().unwrap();
+    task.state = TaskState::Rejected;
+    let closed =
+        Proposal { state: ProposalState::Closed, ended_at: Some(10), ..store.proposal("p3").await.unwrap().unwrap() };
+    store.end_proposal(&ProposalEnd { proposal: closed, anew: false, tasks: vec![task] }).await.unwrap();
+    let gone = store.deployment("never").await.unwrap().unwrap();
+    assert_eq!((gone.lifecycle, gone.state), (Lifecycle::Deleting, DeploymentState::Deleted));
+    assert_eq!(store.instance("never-i001").await.unwrap().unwrap().state, InstanceState::Rejected);
+    // One of each configuration, and its row counts from the merge on.
+    store.propose(&proposal("p4", false), &[], None).await.unwrap();
+    let other = store.propose(&proposal("p5", false), &[], None).await;
+    assert!(matches!(other, Err(StoreError::Conflict)), "{other:?}");
+    let open = store.proposals(ProposalScope::Cluster("cluster"), true, Some("z"), 10).await.unwrap();
+    assert_eq!(open.iter().map(|found| found.id.as_str()).collect::<Vec<_>>(), ["p4"]);
 }
 
 /// The timeline of a deployment, and what is forgotten of it.

@@ -6,7 +6,7 @@ use styrmin_client::Client;
 use styrmin_renderer::yaml;
 use styrmin_tests::agent::Agent;
 use styrmin_tests::git;
-use styrmin_tests::server::{Api as _, Server, program};
+use styrmin_tests::server::{Api as _, Server, ctl};
 use styrmin_tests::world::driver;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -384,15 +384,6 @@ async fn a_preview_warns_of_what_is_so() {
     assert!(warned(set("a"), "is stopped, and stays so").await);
     let back = json!({ "rollbackDeployment": { "id": id, "toInstance": first } });
     assert!(!warned(back, "stays so").await, "it ran then");
-}
-
-/// Runs the command line; gives whether it succeeded, and what it printed and said.
-async fn ctl(server: &Server, arguments: &[&str]) -> (bool, String, String) {
-    let mut command = tokio::process::Command::new(program("styrminctl"));
-    command.env("STYRMIN_SERVER_ADDRESS", server.address()).env("STYRMIN_TOKEN", server.token());
-    let output = command.args(arguments).output().await.unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
 #[tokio::test(flavor = "multi_thread")]

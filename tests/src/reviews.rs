@@ -3,11 +3,17 @@
 use crate::eventually;
 use crate::gitea::{ADMIN, Gitea};
 use crate::people::Person;
+use crate::plane::Port;
 use crate::server::{Api as _, Server};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use styrmin_client::Client;
+use tokio::task::JoinHandle;
 
 /// How long something may take on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -156,6 +162,11 @@ impl Scene {
     pub async fn of(forge: Reviewed, git: Value, rules: Value) -> Self {
         let mut server = Server::new(None);
         quick(&mut server);
+        Self::on(forge, server, git, rules).await
+    }
+
+    /// The same on a server that was prepared.
+    pub async fn on(forge: Reviewed, mut server: Server, git: Value, rules: Value) -> Self {
         server.up().await;
         let client = server.client();
         let (cluster, _) = client.cluster(json!({ "name": "c", "git": git, "delivery": rules })).await;
@@ -172,7 +183,6 @@ impl Scene {
         self.server.drained(LIMIT).await;
         created["createDeployment"]["deployment"]["id"].as_str().unwrap().to_owned()
     }
-
 }
 
 impl Reviews {
@@ -243,6 +253,106 @@ impl Reviews {
         let text = files.iter().find(|(path, _)| path.ends_with(&end)).map(|(_, text)| text.clone())?;
         Some(styrmin_renderer::yaml::from_str(&text).unwrap())
     }
+}
+
+/// How a forge behaves for one call.
+#[derive(Debug, Clone)]
+pub enum Whim {
+    /// It refuses, with a status, headers and a body.
+    Refuse(u16, Vec<(&'static str, String)>, Value),
+    /// It does what is asked, and the answer is lost.
+    Lose,
+}
+
+/// A call to a forge: method and path.
+pub type Call = (String, String);
+
+struct Gate {
+    target: String,
+    whims: Mutex<Vec<(&'static str, &'static str, Whim)>>,
+    calls: Mutex<Vec<(Call, Instant)>>,
+}
+
+/// Stands before a forge's API, with whims for its next calls.
+pub struct ForgeGate {
+    gate: Arc<Gate>,
+    port: Port,
+    serving: JoinHandle<()>,
+}
+
+impl Drop for ForgeGate {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl ForgeGate {
+    /// Starts it.
+    pub async fn before(forge: &Reviewed) -> Self {
+        let port = Port::claim();
+        let target = forge.gitea.url();
+        let gate = Arc::new(Gate { target, whims: Mutex::default(), calls: Mutex::default() });
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", port.number())).await.unwrap();
+        let app = axum::Router::new().fallback(pass).with_state(Arc::clone(&gate));
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { gate, port, serving }
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.port.address())
+    }
+
+    /// The next call of this method to a path that ends like this meets a whim.
+    pub fn next(&self, method: &'static str, end: &'static str, whim: Whim) {
+        self.gate.whims.lock().unwrap().push((method, end, whim));
+    }
+
+    /// All calls, and when.
+    #[must_use]
+    pub fn calls(&self) -> Vec<(Call, Instant)> {
+        self.gate.calls.lock().unwrap().clone()
+    }
+
+    /// Whims that no call has met yet.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.gate.whims.lock().unwrap().len()
+    }
+}
+
+async fn pass(State(gate): State<Arc<Gate>>, request: Request) -> Response {
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let query = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+    gate.calls.lock().unwrap().push(((method.to_string(), path.clone()), Instant::now()));
+    let whim = {
+        let mut whims = gate.whims.lock().unwrap();
+        let index = whims.iter().position(|(wanted, end, _)| method == *wanted && path.ends_with(end));
+        index.map(|index| whims.remove(index).2)
+    };
+    if let Some(Whim::Refuse(status, headers, body)) = &whim {
+        let mut response = (StatusCode::from_u16(*status).unwrap(), body.to_string()).into_response();
+        for (name, value) in headers {
+            response.headers_mut().insert(*name, value.parse().unwrap());
+        }
+        return response;
+    }
+    let token = request.headers().get("authorization").cloned();
+    let body = axum::body::to_bytes(request.into_body(), 8 << 20).await.unwrap();
+    let mut onward = crate::http().request(method, format!("{}{query}", gate.target)).body(body);
+    onward = onward.header("content-type", "application/json");
+    if let Some(token) = token {
+        onward = onward.header("authorization", token);
+    }
+    let answer = onward.send().await.unwrap();
+    let status = answer.status();
+    let body = answer.bytes().await.unwrap();
+    if whim.is_some() {
+        return (StatusCode::BAD_GATEWAY, "{}").into_response();
+    }
+    (status, body).into_response()
 }
 
 /// Settings by which a server notices everything within a second or two.

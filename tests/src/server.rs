@@ -62,6 +62,15 @@ pub fn text_files(folder: &Path) -> BTreeMap<String, String> {
     files
 }
 
+/// Runs the command line; gives whether it succeeded, and what it printed and said.
+pub async fn ctl(server: &Server, arguments: &[&str]) -> (bool, String, String) {
+    let mut command = tokio::process::Command::new(program("styrminctl"));
+    command.env("STYRMIN_SERVER_ADDRESS", server.address()).env("STYRMIN_TOKEN", server.token());
+    let output = command.args(arguments).kill_on_drop(true).output().await.unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
 /// Copies a folder with everything in it.
 pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();

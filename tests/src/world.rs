@@ -1,8 +1,8 @@
 //! Everything at once: a server with its hosted repository, a control plane with Flux that follows it,
 //! and an agent under exactly the rights that it needs.
 
-use crate::plane::{FLUX, Gate, Options, Plane, Port, Program, Recipe};
 use crate::gitea::ADMIN;
+use crate::plane::{FLUX, Gate, Options, Plane, Port, Program, Recipe};
 use crate::reviews::{Reviewed, quick};
 use crate::server::{Api as _, Server, copy, drivers, program};
 use crate::{eventually, git};

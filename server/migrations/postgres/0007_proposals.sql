@@ -10,6 +10,8 @@ CREATE TABLE proposals (
     level TEXT,
     subject_id TEXT,
     patches JSON NOT NULL,
+    -- How many of them the branch holds.
+    pushed_patches BIGINT NOT NULL,
     fan_out_id TEXT,
     delivery JSON NOT NULL,
     state TEXT NOT NULL,
@@ -40,6 +42,8 @@ CREATE TABLE proposal_items (
     task_id TEXT NOT NULL,
     base_instance_id TEXT,
     pushed_instance_id TEXT,
+    -- How many of the edits the branch holds.
+    pushed_edits BIGINT NOT NULL,
     state TEXT NOT NULL,
     -- Whether it is a proposal of the deployment's own.
     own BOOLEAN NOT NULL,
@@ -48,6 +52,7 @@ CREATE TABLE proposal_items (
 CREATE UNIQUE INDEX proposal_items_own ON proposal_items (deployment_id) WHERE state = 'open' AND own;
 CREATE INDEX proposal_items_deployment ON proposal_items (deployment_id, proposal_id);
 CREATE INDEX proposal_items_instance ON proposal_items (instance_id);
+CREATE INDEX proposal_items_pushed ON proposal_items (pushed_instance_id);
 CREATE INDEX proposal_items_task ON proposal_items (task_id);
 
 -- What the forge shall know of each commit of ours and of each merge.

@@ -13,7 +13,7 @@ use crate::changes::ChangeError;
 use crate::drivers::Catalog;
 use crate::store::{
     Change, Cluster, Concerned, DeploymentState, Environment, FanOut, FanOutLevel, FanOutState, ItemState, Lifecycle,
-    Person, ProposalState, StoreError, Target, Untouched,
+    Person, ProposalItem, ProposalState, StoreError, Target, Untouched,
 };
 use crate::{faults, metrics};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -159,7 +159,7 @@ impl Changes {
             faults::pause(faults::FAN_OUT).await;
         }
         if let Some(proposal) = &review {
-            self.finish_proposing(proposal).await?;
+            self.finish_proposing(proposal, &untouched.failed).await?;
         }
         self.store.finish_fan_out(&fan_out.id, &untouched, self.clock.now()).await?;
         if writes {
@@ -205,7 +205,10 @@ impl Changes {
         let review = match proposal {
             Some(proposal) if proposal.state == ProposalState::Merged => {
                 let items = self.store.proposal_items(&proposal.id).await?;
-                let dropped = items.into_iter().filter(|item| item.state == ItemState::Dropped);
+                let is_left_out = |item: &ProposalItem| {
+                    item.state == ItemState::Dropped && item.pushed_instance_id.as_ref() == Some(&item.instance_id)
+                };
+                let dropped = items.into_iter().filter(is_left_out);
                 left_out.extend(dropped.map(|item| item.deployment_id));
                 None
             }

@@ -334,10 +334,11 @@ impl Changes {
         update: UpdateCluster,
         author: &Person,
     ) -> Result<(Cluster, FanOut)> {
-        let UpdateCluster { age_recipients, edits, access, delivery, forge, asked } = update;
+        let UpdateCluster { age_recipients, edits, mut access, delivery, mut forge, asked } = update;
         check_delivery(id, &delivery)?;
         for _ in 0..ATTEMPTS {
             let mut row = self.cluster(id).await?;
+            let known = row.clone();
             let object = format!("cluster \"{}\"", row.name);
             check_recipients(&object, age_recipients.as_deref().unwrap_or_default())?;
             let config = patch.apply(&object, &row.config)?;
@@ -348,15 +349,22 @@ impl Changes {
                 row.config = config;
             }
             row.delivery = delivery.clone().over(row.delivery);
-            if let Some(forge) = &forge {
-                (row.forge, row.forge_secrets) = self.replace_forge(&object, &row, forge)?;
-            }
             row.age_recipients = age_recipients.clone().unwrap_or(row.age_recipients);
             if let Some(access) = &access {
                 row.credentials = self.replace_access(&object, &row, access)?;
             }
             row.edit_policy = edits.policy.unwrap_or(row.edit_policy);
             row.removal_threshold = edits.removal_threshold.map_or(row.removal_threshold, i64::from);
+            if let Some(forge) = &forge {
+                (row.forge, row.forge_secrets) = self.replace_forge(&object, &row, forge)?;
+            }
+            if let Some(rules) = review.clone().filter(|_| row == known) {
+                let subject = (row.id.as_str(), row.name.as_str(), row.id.as_str());
+                match self.propose_level(FanOutLevel::Cluster, subject, patch, rules, author).await {
+                    Err(ChangeError::Store(StoreError::Conflict)) => continue,
+                    proposed => return Ok((row.clone(), proposed?.1)),
+                }
+            }
             let fan_out = self.new_fan_out(FanOutLevel::Cluster, &row.id, &row.id, author);
             match self.store.update_cluster(&row, &fan_out).await {
                 Err(StoreError::Conflict) => {}
@@ -367,13 +375,11 @@ impl Changes {
                     self.wake.look(&target);
                     self.tell(&Notice::Look(target)).await;
                     let row = Cluster { version: row.version + 1, ..row };
-                    if let Some(rules) = review {
-                        let subject = (row.id.as_str(), row.name.as_str(), row.id.as_str());
-                        let level = FanOutLevel::Cluster;
-                        let (_, fan_out) = self.propose_level(level, subject, patch, rules, author).await?;
+                    if review.is_none() {
                         return Ok((row, fan_out));
                     }
-                    return Ok((row, fan_out));
+                    // The rest counts; the next turn proposes the configuration.
+                    (access, forge) = (None, None);
                 }
             }
         }
@@ -448,9 +454,10 @@ impl Changes {
                 && own == row.delivery
             {
                 let subject = (row.id.as_str(), row.name.as_str(), row.cluster_id.as_str());
-                let level = FanOutLevel::Environment;
-                let (_, fan_out) = self.propose_level(level, subject, patch, rules.clone(), author).await?;
-                return Ok((row, fan_out));
+                match self.propose_level(FanOutLevel::Environment, subject, patch, rules.clone(), author).await {
+                    Err(ChangeError::Store(StoreError::Conflict)) => continue,
+                    proposed => return Ok((row.clone(), proposed?.1)),
+                }
             }
             row.delivery = own;
             if review.is_none() {
@@ -463,13 +470,10 @@ impl Changes {
                     other?;
                     self.fan_outs.notify_one();
                     let row = Environment { version: row.version + 1, ..row };
-                    if let Some(rules) = review {
-                        let subject = (row.id.as_str(), row.name.as_str(), row.cluster_id.as_str());
-                        let level = FanOutLevel::Environment;
-                        let (_, fan_out) = self.propose_level(level, subject, patch, rules, author).await?;
+                    if review.is_none() {
                         return Ok((row, fan_out));
                     }
-                    return Ok((row, fan_out));
+                    // The rules count; the next turn proposes the configuration.
                 }
             }
         }
@@ -771,8 +775,16 @@ impl Changes {
             ForgeKind::Gitea => web,
         };
         let url = input.url.clone().or(known.map(|known| known.url)).unwrap_or(default);
-        if !(url.starts_with("https://") || url.starts_with("http://")) || url.len() > 2048 {
-            return wrong("git.forge.url", "is no HTTP URL");
+        let parsed = url::Url::parse(&url).ok().filter(|_| url.len() <= 2048);
+        let is_plain = |url: &url::Url| {
+            let nobody = url.username().is_empty() && url.password().is_none();
+            matches!(url.scheme(), "http" | "https") && nobody && url.query().is_none() && url.fragment().is_none()
+        };
+        if !parsed.as_ref().is_some_and(is_plain) {
+            return wrong(
+                "git.forge.url",
+                "is no HTTP URL without credentials, query and fragment; the token is git.forge.token",
+            );
         }
         let token = input.token.clone().or(secrets.token).or_else(|| access.password.clone());
         if token.is_none() {

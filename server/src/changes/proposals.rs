@@ -16,12 +16,13 @@ use super::compute::{self, Computation, Computed, Edit, Rows};
 use super::edits::{express, verdict};
 use super::{ATTEMPTS, Changed, Changes, QUEUE_LIMIT, Result, check_lifecycle, invalid, on_a_thread, preview};
 use crate::changes::ChangeError;
+use crate::faults;
 use crate::metrics;
 use crate::repository::{CommitEntry, Content};
 use crate::store::{
-    Cluster, Delivery, DeliveryRules, Deployment, Environment, FanOut, FanOutLevel, Instance, ItemState, Lead,
-    Lifecycle, MergedItem, Person, Proposal, ProposalEnd, ProposalItem, ProposalState, ProposedChange, ProposedDriver,
-    ProposedEdit, ProposedPatch, Sealed, Secret, StoreError, Target, Task, TaskState,
+    Cluster, Delivery, DeliveryRules, Deployment, DeploymentState, Environment, FanOut, FanOutLevel, Instance,
+    ItemState, Lead, Lifecycle, MergedItem, Person, Proposal, ProposalEnd, ProposalItem, ProposalState, ProposedChange,
+    ProposedDriver, ProposedEdit, ProposedPatch, Sealed, Secret, StoreError, Target, Task, TaskState,
 };
 use crate::tasks::machine::{self, Event};
 use anyhow::anyhow;
@@ -40,6 +41,8 @@ const CHUNK: usize = 50;
 pub const BRANCHES: &str = "styrmin/";
 /// What ends a proposal of which nothing is left.
 const NOTHING_LEFT: &str = "what it asks for is so already: nothing is left to review";
+/// What ends the part of a deployment that goes.
+const BEING_DELETED: &str = "the deployment is being deleted";
 
 /// A proposal with all that belongs to it.
 #[derive(Debug, Clone)]
@@ -218,8 +221,9 @@ impl Changes {
         let Computed { change, last, .. } = on_a_thread(move || compute::run(&computation)).await?;
         let Some((instance, task)) = change.instance else {
             // What is merged says it already.
-            if let Some((proposal, _)) = &known {
-                self.end_proposal(&proposal.id, ProposalState::Closed, NOTHING_LEFT).await?;
+            if let Some((proposal, item)) = known {
+                // As it was read: what somebody added meanwhile is not closed with it.
+                self.end_as_read(proposal, &[item], ProposalState::Closed, NOTHING_LEFT).await?;
             }
             return Ok(Changed { deployment, task: None, proposal: None });
         };
@@ -247,6 +251,7 @@ impl Changes {
             task_id: task.id.clone(),
             base_instance_id: base,
             pushed_instance_id: known.as_ref().and_then(|(_, item)| item.pushed_instance_id.clone()),
+            pushed_edits: known.as_ref().map_or(0, |(_, item)| item.pushed_edits),
             state: ItemState::Open,
         };
         let superseded = self.superseded(known.as_ref().map(|(_, item)| item), instance.sequence).await?;
@@ -282,11 +287,12 @@ impl Changes {
             cluster_id: cluster.id,
             repository: cluster.repository,
             branch: cluster.branch,
-            head_branch: format!("{BRANCHES}{name}-{}", super::id()),
+            head_branch: branch_of(name),
             title,
             level: None,
             subject_id: None,
             patches: Vec::new(),
+            pushed_patches: 0,
             fan_out_id: None,
             delivery,
             state: ProposalState::Open,
@@ -378,7 +384,10 @@ impl Changes {
         let mut opened = Vec::with_capacity(edits.len());
         for edit in edits {
             let restore = match &edit.restore {
-                Some(id) => self.store.instance(id).await?,
+                Some(id) => {
+                    let found = self.store.instance(id).await?;
+                    Some(found.ok_or_else(|| ChangeError::NotFound { kind: "instance", id: id.clone() })?)
+                }
                 None => None,
             };
             let catalog = self.drivers.catalog();
@@ -470,20 +479,33 @@ impl Changes {
     }
 
     /// Computes a proposal again: with what people committed to its branch, and on the rows as they are now. With
-    /// `fresh` every part gets a new instance, since it goes onto another commit.
+    /// `anew` every part that the branch holds gets a new instance, since it goes onto another commit.
     ///
     /// # Errors
     /// When the database fails, or rows keep moving.
-    pub async fn refresh(&self, scene: &Scene, commits: &[BranchEdit], fresh: bool) -> Result<Refreshed> {
+    pub async fn refresh(&self, scene: &Scene, commits: &[BranchEdit], anew: bool) -> Result<Refreshed> {
         let mut refreshed = Refreshed::default();
         for chunk in scene.parts.chunks(CHUNK) {
             let Some(proposal) = self.store.proposal(&scene.proposal.id).await? else { return Ok(refreshed) };
             if proposal.state != ProposalState::Open {
                 return Ok(Refreshed { changed: true, ..refreshed });
             }
-            let (mut changes, mut dropped) = (Vec::new(), Vec::new());
+            // Read after the proposal: whatever comes later moves its version.
+            let items = self.open_items(&proposal.id).await?;
+            let (mut changes, mut dropped, mut dissolved) = (Vec::new(), Vec::new(), false);
             for part in chunk {
+                let is_as_seen = |item: &&ProposalItem| {
+                    item.deployment_id == part.item.deployment_id && item.instance_id == part.item.instance_id
+                };
+                if !items.iter().any(|item| is_as_seen(&item)) {
+                    // Somebody changed it since the scene was read.
+                    return Err(StoreError::Conflict.into());
+                }
                 let said = commits.iter().find(|commit| commit.deployment == part.deployment.id);
+                let said = match said {
+                    Some(said) if self.is_ours(said).await? => None,
+                    said => said,
+                };
                 if let Some(said) = said.filter(|said| said.left_out) {
                     let (commit, by) = (short_id(&said.commit.id), &said.commit.name);
                     let message = format!("{by} took it out of the request with commit {commit}");
@@ -491,10 +513,14 @@ impl Changes {
                     continue;
                 }
                 let folded = said.and_then(|said| self.fold(part, said, &mut refreshed.refused));
-                match self.again(&proposal, part, folded, fresh || said.is_some()).await {
+                let is_pushed = part.item.pushed_instance_id.as_ref() == Some(&part.item.instance_id);
+                match self.again(&proposal, part, folded, (anew && is_pushed) || said.is_some()).await {
                     Ok(Again::Same) => {}
                     Ok(Again::Other(change)) => changes.push(*change),
-                    Ok(Again::Nothing) => dropped.extend(self.rejected(&part.item, NOTHING_LEFT).await?),
+                    Ok(Again::Nothing(why)) => {
+                        dissolved |= why == NOTHING_LEFT;
+                        dropped.extend(self.rejected(&part.item, why).await?);
+                    }
                     Err(error @ (ChangeError::Invalid(_) | ChangeError::NotFound { .. })) => {
                         refreshed.failed.push(error.to_string());
                     }
@@ -508,16 +534,40 @@ impl Changes {
                 version += 1;
             }
             if !dropped.is_empty() {
-                let left = self.open_items(&proposal.id).await?.len() > dropped.len();
+                let left = items.len() > dropped.len();
+                if !left && dissolved && proposal.level.is_some() {
+                    // Every deployment has it already: the configuration itself shall count, too.
+                    let end =
+                        ProposalEnd { proposal: Proposal { version, ..proposal.clone() }, anew: false, tasks: dropped };
+                    self.store.end_proposal(&end).await?;
+                    self.merge_level(&proposal.id, true, None).await?;
+                    return Ok(Refreshed { changed: true, ..refreshed });
+                }
                 let ended = (!left).then(|| self.clock.now());
                 let state = if left { ProposalState::Open } else { ProposalState::Closed };
                 let message = Some(NOTHING_LEFT.to_owned()).filter(|_| !left).or(proposal.message.clone());
                 let proposal = Proposal { state, message, ended_at: ended, version, ..proposal };
-                self.store.end_proposal(&ProposalEnd { proposal, tasks: dropped }).await?;
+                self.store.end_proposal(&ProposalEnd { proposal, anew: false, tasks: dropped }).await?;
                 refreshed.changed = true;
             }
         }
         Ok(refreshed)
+    }
+
+    /// Whether the branch holds what we wrote there for one of the deployment's instances: a push of ours whose record
+    /// was lost is nobody's edit.
+    async fn is_ours(&self, said: &BranchEdit) -> Result<bool> {
+        if said.left_out {
+            return Ok(false);
+        }
+        let Some(text) = said.document.text() else { return Ok(false) };
+        let Some(named) = verdict::named(text) else { return Ok(false) };
+        let found = self.store.instance(&named).await?;
+        Ok(found.is_some_and(|found| {
+            found.deployment_id == said.deployment
+                && found.document.as_deref() == Some(text)
+                && found.revision.is_none()
+        }))
     }
 
     /// One part, computed on the rows as they are now.
@@ -529,9 +579,12 @@ impl Changes {
         fresh: bool,
     ) -> Result<Again> {
         let rows = self.proposed_rows(proposal, &part.deployment.id).await?;
+        if rows.deployment.lifecycle == Lifecycle::Deleting {
+            return Ok(Again::Nothing(BEING_DELETED));
+        }
         let mut edits = self.edits_of_item(&part.item).await?;
         let mut stored = part.item.edits.clone();
-        if let Some((edit, author)) = &folded {
+        if let Some((edit, _)) = &folded {
             if stored.len() >= EDITS_MAX {
                 return Err(invalid(
                     format!("deployment \"{}\"", part.deployment.name),
@@ -540,22 +593,26 @@ impl Changes {
                 ));
             }
             edits.push(edit.clone());
-            let said = compute::Said { plain: edit.parameters.clone(), sealed: Vec::new() };
-            stored.push(proposed(edit, said, author));
         }
-        let author = folded.map_or_else(
+        let author = folded.as_ref().map_or_else(
             || Person { name: part.instance.author_name.clone(), email: part.instance.author_email.clone() },
-            |(_, author)| author,
+            |(_, author)| author.clone(),
         );
         let jobs: Vec<JobRun> = edits.iter().flat_map(|edit| edit.jobs.clone()).collect();
         let deployment = rows.deployment.clone();
         let base = rows.newest.as_ref().map(|newest| newest.id.clone());
         let review = Some(Some(Box::new(part.instance.clone())));
         let computation = Computation { review, ..self.computation(rows, edits, &author) };
-        let Computed { change, .. } = on_a_thread(move || compute::run(&computation)).await?;
-        let Some((instance, task)) = change.instance else { return Ok(Again::Nothing) };
-        if !fresh && is_same(&part.instance, &instance, &jobs) {
+        let Computed { change, last, .. } = on_a_thread(move || compute::run(&computation)).await?;
+        let Some((instance, task)) = change.instance else { return Ok(Again::Nothing(NOTHING_LEFT)) };
+        let is_pushed = part.item.pushed_instance_id.as_ref() == Some(&part.item.instance_id);
+        // A number below that of its base would look like a step back.
+        let moved = !is_pushed && base != part.item.base_instance_id;
+        if !fresh && !moved && is_same(&part.instance, &instance, &jobs) {
             return Ok(Again::Same);
+        }
+        if let Some((edit, author)) = &folded {
+            stored.push(proposed(edit, last, author));
         }
         let superseded = self.superseded(Some(&part.item), instance.sequence).await?;
         let item = ProposalItem {
@@ -634,59 +691,68 @@ impl Changes {
             if proposal.ended_at.is_some() && items.is_empty() {
                 return Ok(proposal);
             }
-            let state = if proposal.state == ProposalState::Merged { ProposalState::Merged } else { state };
-            let mut tasks = Vec::new();
-            for item in &items {
-                tasks.extend(self.rejected(item, message).await?);
-            }
-            let ended_at = Some(proposal.ended_at.unwrap_or_else(|| self.clock.now()));
-            let proposal = Proposal { state, message: Some(message.to_owned()), ended_at, ..proposal };
-            match self.store.end_proposal(&ProposalEnd { proposal, tasks }).await {
-                Err(StoreError::Conflict) => {}
+            match self.end_as_read(proposal, &items, state, message).await {
+                Err(ChangeError::Store(StoreError::Conflict)) => {}
                 other => {
                     other?;
-                    let proposal = self.store.proposal(id).await?.ok_or_else(not_found)?;
-                    self.wake.review(&proposal.target());
-                    self.fan_outs.notify_one();
-                    return Ok(proposal);
+                    return self.store.proposal(id).await?.ok_or_else(not_found);
                 }
             }
         }
         Err(ChangeError::Busy)
     }
 
-    /// What a merge left of a proposal: parts that the merged branch did not hold yet are proposed again, the others
-    /// were left out.
+    /// Ends a proposal whose open items are these; one that moved is a conflict.
+    async fn end_as_read(
+        &self,
+        proposal: Proposal,
+        items: &[ProposalItem],
+        state: ProposalState,
+        message: &str,
+    ) -> Result<()> {
+        let state = if proposal.state == ProposalState::Merged { ProposalState::Merged } else { state };
+        let mut tasks = Vec::new();
+        for item in items {
+            tasks.extend(self.rejected(item, message).await?);
+        }
+        let target = proposal.target();
+        let ended_at = Some(proposal.ended_at.unwrap_or_else(|| self.clock.now()));
+        let proposal = Proposal { state, message: Some(message.to_owned()), ended_at, ..proposal };
+        self.store.end_proposal(&ProposalEnd { proposal, anew: false, tasks }).await?;
+        self.wake.review(&target);
+        self.fan_outs.notify_one();
+        Ok(())
+    }
+
+    /// What a merge left of a proposal: what was asked after the branch was made goes on in another request, the rest
+    /// was left out.
     ///
     /// # Errors
     /// When the database fails, or rows keep moving.
     pub async fn end_merged(&self, id: &str) -> Result<()> {
-        let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
-        for item in self.open_items(id).await? {
-            if item.pushed_instance_id.as_ref() == Some(&item.instance_id) || item.edits.is_empty() {
-                continue;
-            }
-            // Accepted, but the request was merged before it came to the branch.
-            let author = item.edits.last().and_then(|edit| edit.author.clone()).unwrap_or_else(|| proposal.author());
-            let tasks: Vec<Task> = self
-                .rejected(&item, "the request was merged before this reached it; it is proposed anew")
-                .await?
-                .into_iter()
-                .collect();
-            let rest = Proposal { ..self.store.proposal(id).await?.unwrap_or_else(|| proposal.clone()) };
-            self.store.end_proposal(&ProposalEnd { proposal: rest, tasks }).await?;
-            let rows = self.rows(&item.deployment_id).await?;
-            let mut edits = self.opened(&item.edits, &item.deployment_id).await?;
-            let Some(last) = edits.pop() else { continue };
-            let seen = compute::applied(&rows, &edits, &self.key)?;
-            check_lifecycle(&seen, &last)?;
-            let carried = Edit { found: None, ..last };
-            for edit in edits.into_iter().chain([carried]) {
-                let step = edit.clone();
-                self.propose(&item.deployment_id, None, &proposal.delivery, &author, move |_| Ok(step.clone())).await?;
+        // Nothing of it may have been recognised: the configuration was reviewed all the same.
+        self.merge_level(id, false, None).await?;
+        for _ in 0..ATTEMPTS {
+            let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
+            let items = self.open_items(id).await?;
+            let (waits, left_out): (Vec<ProposalItem>, Vec<ProposalItem>) = items.into_iter().partition(|item| {
+                proposal.level.is_none() && item.pushed_instance_id.as_ref() != Some(&item.instance_id)
+            });
+            let ended = if waits.is_empty() {
+                self.end_as_read(proposal, &left_out, ProposalState::Merged, "the merge left it out").await
+            } else {
+                let name = proposal.head_branch.strip_prefix(BRANCHES).unwrap_or_default();
+                let name = name.rsplit_once('-').map_or(name, |(name, _)| name);
+                let proposal = Proposal { head_branch: branch_of(name), ..proposal.clone() };
+                let end = ProposalEnd { proposal, anew: true, tasks: Vec::new() };
+                self.store.end_proposal(&end).await.map_err(ChangeError::from)
+            };
+            match ended {
+                Err(ChangeError::Store(StoreError::Conflict)) => {}
+                other => return other,
             }
         }
-        self.end_proposal(id, ProposalState::Merged, "the merge left it out").await.map(drop)
+        Err(ChangeError::Busy)
     }
 
     /// The part of a proposal that a file on the branch of Flux brings, if it does.
@@ -705,61 +771,123 @@ impl Changes {
             Content::Other => None,
         };
         let Some(item) = item.filter(|item| item.deployment_id == deployment) else { return Ok(None) };
-        let Some(instance) = self.store.instance(&item.instance_id).await? else { return Ok(None) };
+        // What the branch held when it was merged, which may not be what is asked by now.
+        let id = match document {
+            Content::Text(text) => verdict::named(text),
+            _ => item.pushed_instance_id.clone(),
+        };
+        let Some(instance) = self.store.instance(&id.unwrap_or_default()).await? else { return Ok(None) };
         let document = document.text().map(str::to_owned);
         Ok(Some(Merge { item, instance, document, commit: commit.clone() }))
     }
 
-    /// Takes over what was merged. Whatever dies in between, the same reading is taken again.
-    pub(super) async fn take_merges(&self, target: &Target, merges: Vec<Merge>, lead: Option<&Lead>) -> Result<()> {
+    /// Takes over what was merged; gives the deployments for which that was done, with what their secrets file shall
+    /// hold. Whatever dies in between, the same reading is taken again.
+    pub(super) async fn take_merges(
+        &self,
+        target: &Target,
+        merges: Vec<Merge>,
+        lead: Option<&Lead>,
+    ) -> Result<BTreeMap<String, Option<String>>> {
         let mut proposals: BTreeMap<String, Vec<Merge>> = BTreeMap::new();
         for merge in merges {
             proposals.entry(merge.item.proposal_id.clone()).or_default().push(merge);
         }
+        let mut taken = BTreeMap::new();
         for (id, merges) in proposals {
-            let Some(proposal) = self.store.proposal(&id).await? else { continue };
-            self.merge_level(&proposal, lead).await?;
+            self.merge_level(&id, false, lead).await?;
+            faults::point("review-level");
             for merge in merges {
                 let deployment = merge.item.deployment_id.clone();
                 let mut attempts = 0;
-                loop {
+                let done = loop {
                     attempts += 1;
                     match self.take_merge(&id, &merge, target, lead).await {
                         Err(ChangeError::Store(StoreError::Conflict)) if attempts < ATTEMPTS => {}
-                        other => break other?,
+                        other => break other,
                     }
+                };
+                faults::point("review-part");
+                match done {
+                    Ok(true) => {
+                        tracing::info!(
+                            proposal = id,
+                            deployment,
+                            commit = merge.commit.id,
+                            "a part of a proposal was merged"
+                        );
+                        taken.insert(deployment, merge.instance.secrets_file);
+                    }
+                    Ok(false) => {}
+                    // One that cannot be taken over must not keep all others from being seen: it is an edit then.
+                    Err(error @ (ChangeError::Invalid(_) | ChangeError::NotFound { .. })) => {
+                        tracing::warn!(
+                            proposal = id,
+                            deployment,
+                            error = error.to_string(),
+                            "what was merged cannot be taken over"
+                        );
+                    }
+                    Err(error) => return Err(error),
                 }
-                tracing::info!(proposal = id, deployment, commit = merge.commit.id, "a part of a proposal was merged");
             }
         }
         self.wake.review(target);
         self.fan_outs.notify_one();
-        Ok(())
+        Ok(taken)
     }
 
-    /// The configuration that a proposal changes counts from its merge on. What else it concerns is looked at once
-    /// all of its parts are taken over.
-    pub(super) async fn merge_level(&self, proposal: &Proposal, lead: Option<&Lead>) -> Result<()> {
-        let Some((level, subject)) = proposal.subject().filter(|_| proposal.state == ProposalState::Open) else {
-            return Ok(());
-        };
+    /// The configuration that a proposal changes counts from its merge on, as far as its branch had it; with `whole`
+    /// all of it. What was asked since stays in review by itself. What else it concerns is looked at once all of its
+    /// parts are taken over.
+    pub(super) async fn merge_level(&self, id: &str, whole: bool, lead: Option<&Lead>) -> Result<()> {
         for _ in 0..ATTEMPTS {
-            let Some(proposal) = self.store.proposal(&proposal.id).await? else { return Ok(()) };
-            if proposal.state != ProposalState::Open {
+            let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
+            let Some((level, subject)) = proposal.subject() else { return Ok(()) };
+            if !matches!(proposal.state, ProposalState::Preparing | ProposalState::Open) {
                 return Ok(());
             }
+            let pushed = usize::try_from(proposal.pushed_patches).unwrap_or_default().min(proposal.patches.len());
+            let count = if whole { proposal.patches.len() } else { pushed };
+            let (patches, left) = proposal.patches.split_at(count);
+            let (patches, left) = (patches.to_vec(), left.to_vec());
+            let merging = Proposal { patches, ..proposal.clone() };
             let mut cluster = self.cluster(&proposal.cluster_id).await?;
             let mut environment = match level {
                 FanOutLevel::Environment => Some(self.environment(subject).await?),
                 FanOutLevel::Cluster => None,
             };
-            apply_patches(&proposal, &mut cluster, environment.as_mut())?;
+            apply_patches(&merging, &mut cluster, environment.as_mut())?;
             let mut fan_out = self.new_fan_out(level, subject, &cluster.id, &proposal.author());
             fan_out.proposal_id = Some(proposal.id.clone());
+            let mut rest = None;
+            if !left.is_empty() {
+                let name = environment.as_ref().map_or(&cluster.name, |row| &row.name);
+                let next = self
+                    .new_proposal(
+                        &cluster.id,
+                        name,
+                        proposal.title.clone(),
+                        proposal.delivery.clone(),
+                        &proposal.author(),
+                    )
+                    .await?;
+                let mut looks = self.new_fan_out(level, subject, &cluster.id, &proposal.author());
+                looks.proposal_id = Some(next.id.clone());
+                let next = Proposal {
+                    level: proposal.level.clone(),
+                    subject_id: proposal.subject_id.clone(),
+                    patches: left,
+                    state: ProposalState::Preparing,
+                    fan_out_id: Some(looks.id.clone()),
+                    ..next
+                };
+                rest = Some((next, looks));
+            }
             let cluster = Some(&cluster).filter(|_| level == FanOutLevel::Cluster);
-            let now = self.clock.now();
-            let merged = Proposal { state: ProposalState::Merged, ended_at: Some(now), ..proposal };
-            match self.store.merge_level(&merged, cluster, environment.as_ref(), &fan_out, lead).await {
+            let merged = Proposal { state: ProposalState::Merged, ended_at: Some(self.clock.now()), ..merging };
+            let rest = rest.as_ref().map(|(next, looks)| (next, looks));
+            match self.store.merge_level(&merged, cluster, environment.as_ref(), &fan_out, rest, lead).await {
                 Err(StoreError::Conflict) => {}
                 other => return Ok(other?),
             }
@@ -767,24 +895,40 @@ impl Changes {
         Err(ChangeError::Busy)
     }
 
-    async fn take_merge(&self, proposal: &str, merge: &Merge, target: &Target, lead: Option<&Lead>) -> Result<()> {
-        let Some(proposal) = self.store.proposal(proposal).await? else { return Ok(()) };
+    /// Takes over one part; `false`: its file holds something that is no instance of ours, and is an edit.
+    async fn take_merge(&self, proposal: &str, merge: &Merge, target: &Target, lead: Option<&Lead>) -> Result<bool> {
+        let Some(proposal) = self.store.proposal(proposal).await? else { return Ok(false) };
         let Merge { item, instance, document, commit } = merge;
         let rows = self.proposed_rows(&proposal, &item.deployment_id).await?;
-        let mut edits = self.edits_of_item(item).await?;
+        if rows.deployment.lifecycle == Lifecycle::Deleting {
+            return Ok(false);
+        }
+        // The branch may have been merged before the newest wish came to it: that one stays in review.
+        let is_current = instance.id == item.instance_id;
+        let pushed = usize::try_from(item.pushed_edits).unwrap_or_default().min(item.edits.len());
+        let count = if is_current { item.edits.len() } else { pushed };
+        let said = ProposalItem { edits: item.edits.iter().take(count).cloned().collect(), ..item.clone() };
+        let mut edits = self.edits_of_item(&said).await?;
+        let rest = (!is_current && proposal.level.is_none()).then(|| (count, branch_of(&rows.deployment.name)));
         let mut author = Person { name: instance.author_name.clone(), email: instance.author_email.clone() };
         // What was merged counts, also what somebody committed on top just before.
         let environment: EnvironmentId = super::parse_id("environment", &rows.environment.id)?;
         let content = document.clone().map_or(Content::Absent, Content::Text);
         let files = verdict::Files { document: Some(&content), ..verdict::Files::default() };
-        let mut exact = true;
-        if let verdict::Verdict::Changed { found, .. } = verdict::verdict(&environment, instance, None, files) {
-            let expressed = express::express(instance, &found, &rows.deployment.driver_name, &self.drivers.catalog());
-            exact = expressed.taken.is_empty() && expressed.refused.is_empty();
-            if !expressed.taken.is_empty() {
-                edits.push(expressed.edit);
-                author = Person { name: commit.name.clone(), email: commit.email.clone() };
+        let mut exact = is_current;
+        let own = edits.len();
+        match verdict::verdict(&environment, instance, None, files) {
+            verdict::Verdict::Ours => {}
+            verdict::Verdict::Changed { found, beside } => {
+                let driver = &rows.deployment.driver_name;
+                let expressed = express::express(instance, &found, driver, &self.drivers.catalog());
+                exact &= expressed.taken.is_empty() && expressed.refused.is_empty() && !beside;
+                if !expressed.taken.is_empty() {
+                    edits.push(expressed.edit);
+                    author = Person { name: commit.name.clone(), email: commit.email.clone() };
+                }
             }
+            _ => return Ok(false),
         }
         let now = self.clock.now();
         let merged = |instance_id: Option<String>, tasks: Vec<Task>| MergedItem {
@@ -793,37 +937,55 @@ impl Changes {
             instance_id,
             revision: commit.id.clone(),
             tasks,
+            rest: rest.clone(),
             lead: lead.cloned(),
         };
-        let jobs: Vec<JobRun> = edits.iter().flat_map(|edit| edit.jobs.clone()).collect();
-        let is_newest = rows.deployment.newest_instance_id == item.base_instance_id;
         let last_sequence = rows.deployment.last_sequence;
-        let review = Some(Some(Box::new(instance.clone())));
-        let (as_it_is, edits_again, rows_again) = (rows.clone(), edits.clone(), rows);
-        let computation = Computation { review, ..self.computation(as_it_is, edits, &author) };
-        let Computed { mut change, .. } = on_a_thread(move || compute::run(&computation)).await?;
-        let same = change.instance.as_ref().is_some_and(|(found, _)| is_same(instance, found, &jobs));
-        if exact && same && is_newest {
-            let Some(mut task) = self.store.task(&item.task_id).await? else { return Ok(()) };
-            machine::apply(&mut task, &Event::Pushed { revision: &commit.id, branch: &target.branch }, now);
-            change.instance = None;
-            change.deployment.last_sequence = last_sequence;
-            change.deployment.newest_instance_id = Some(instance.id.clone());
-            if instance.document.is_some() {
-                change.deployment.state = crate::store::DeploymentState::Deploying;
+        if exact && rows.deployment.newest_instance_id == item.base_instance_id {
+            let jobs: Vec<JobRun> = edits.iter().flat_map(|edit| edit.jobs.clone()).collect();
+            let review = Some(Some(Box::new(instance.clone())));
+            let computation = Computation { review, ..self.computation(rows.clone(), edits.clone(), &author) };
+            let Computed { mut change, .. } = on_a_thread(move || compute::run(&computation)).await?;
+            if change.instance.as_ref().is_some_and(|(found, _)| is_same(instance, found, &jobs)) {
+                let mut tasks = Vec::new();
+                let by = instance.sequence;
+                for mut older in self.store.running_tasks(&item.deployment_id, by).await? {
+                    if machine::apply(&mut older, &Event::Superseded { by }, now) {
+                        tasks.push(older);
+                    }
+                }
+                let Some(mut task) = self.store.task(&item.task_id).await? else { return Ok(false) };
+                machine::apply(&mut task, &Event::Pushed { revision: &commit.id, branch: &target.branch }, now);
+                tasks.push(task);
+                change.instance = None;
+                change.deployment.last_sequence = last_sequence;
+                change.deployment.newest_instance_id = Some(instance.id.clone());
+                if instance.document.is_some() {
+                    change.deployment.state = DeploymentState::Deploying;
+                }
+                change.merged = Some(merged(Some(instance.id.clone()), tasks));
+                self.store.change(&change).await?;
+                return Ok(true);
             }
-            change.merged = Some(merged(Some(instance.id.clone()), vec![task]));
-            self.store.change(&change).await?;
-            return Ok(());
         }
         // Something else came in between: both count, in an instance of their own on top of the merge.
-        let computation = self.computation(rows_again, edits_again, &author);
-        let Computed { mut change, .. } = on_a_thread(move || compute::run(&computation)).await?;
+        let computation = self.computation(rows.clone(), edits.clone(), &author);
+        let computed = match on_a_thread(move || compute::run(&computation)).await {
+            // What somebody committed on top is not good: what was reviewed counts, and takes its place.
+            Err(ChangeError::Invalid(_)) if edits.len() > own => {
+                edits.truncate(own);
+                let computation = self.computation(rows, edits, &author);
+                on_a_thread(move || compute::run(&computation)).await
+            }
+            other => other,
+        };
+        let mut change = computed?.change;
         let by = change.instance.as_ref().map_or(last_sequence, |(instance, _)| instance.sequence);
-        change.merged = Some(merged(None, self.superseded(Some(item), by).await?));
+        let superseded = if rest.is_some() { Vec::new() } else { self.superseded(Some(item), by).await? };
+        change.merged = Some(merged(None, superseded));
         self.store.change(&change).await?;
         self.wake(target).await;
-        Ok(())
+        Ok(true)
     }
 
     /// Computes the part of a proposal for some deployments that it concerns; for its fan-out.
@@ -898,6 +1060,7 @@ impl Changes {
             task_id: task.id.clone(),
             base_instance_id: base,
             pushed_instance_id: item.and_then(|item| item.pushed_instance_id.clone()),
+            pushed_edits: item.map_or(0, |item| item.pushed_edits),
             state: ItemState::Open,
         };
         Ok(Some(ProposedChange {
@@ -911,27 +1074,40 @@ impl Changes {
     }
 
     /// Every deployment was looked at: people can review the proposal. With nothing to review its configuration
-    /// counts at once.
-    pub(super) async fn finish_proposing(&self, id: &str) -> Result<()> {
+    /// counts at once, unless that is because nothing of it can be computed.
+    pub(super) async fn finish_proposing(&self, id: &str, failed: &[(String, String)]) -> Result<()> {
         for _ in 0..ATTEMPTS {
             let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
-            if proposal.state != ProposalState::Preparing {
+            let items = self.open_items(id).await?;
+            if let (true, Some((_, why))) = (items.is_empty(), failed.first()) {
+                let message = format!("no deployment can be changed by it: {why}");
+                self.end_proposal(id, ProposalState::Closed, &message).await?;
                 return Ok(());
             }
-            let any = !self.open_items(id).await?.is_empty();
-            let ready = Proposal { state: ProposalState::Open, ..proposal };
-            match self.store.propose(&ready, &[], None).await {
-                Err(StoreError::Conflict) => continue,
-                other => other?,
+            if proposal.state == ProposalState::Preparing {
+                let ready = Proposal { state: ProposalState::Open, ..proposal };
+                match self.store.propose(&ready, &[], None).await {
+                    Err(StoreError::Conflict) => continue,
+                    other => other?,
+                }
+                self.wake.review(&ready.target());
             }
-            if !any {
-                let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
-                self.merge_level(&proposal, None).await?;
-            }
-            self.wake.review(&ready.target());
-            return Ok(());
+            return self.merge_if_nothing(id).await;
         }
         Err(ChangeError::Busy)
+    }
+
+    /// A changed configuration that changes nothing in the repository counts at once: there is nothing to review.
+    ///
+    /// # Errors
+    /// When the database fails, or rows keep moving.
+    pub async fn merge_if_nothing(&self, id: &str) -> Result<()> {
+        let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
+        if proposal.state == ProposalState::Open && proposal.level.is_some() && self.open_items(id).await?.is_empty() {
+            self.merge_level(id, true, None).await?;
+            self.fan_outs.notify_one();
+        }
+        Ok(())
     }
 
     /// Tells the tasks of a proposal where people review it.
@@ -1020,7 +1196,7 @@ impl Changes {
 enum Again {
     Same,
     Other(Box<ProposedChange>),
-    Nothing,
+    Nothing(&'static str),
 }
 
 /// By which rules changes are reviewed; `None`: they are not.
@@ -1090,6 +1266,11 @@ fn proposed(edit: &Edit, said: compute::Said, author: &Person) -> ProposedEdit {
         delete: edit.delete,
         author: Some(author.clone()),
     }
+}
+
+/// A branch for the changes of something.
+fn branch_of(name: &str) -> String {
+    format!("{BRANCHES}{name}-{}", super::id())
 }
 
 fn capitalised(text: &str) -> String {

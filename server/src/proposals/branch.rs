@@ -12,6 +12,8 @@ use std::sync::Arc;
 use styrmin_renderer::{diff, layout};
 use tokio::task::spawn_blocking;
 
+/// Most other files that are named.
+const OTHERS_MAX: usize = 20;
 /// Up to how many deployments the commit message says what differs.
 const DESCRIBED_MAX: usize = 50;
 
@@ -22,6 +24,8 @@ pub(super) struct Look {
     pub(super) commits: Vec<BranchEdit>,
     /// Its base changed a file of it: it cannot be merged as it is.
     pub(super) conflicts: bool,
+    /// Other files that people changed on it: the first of them.
+    pub(super) others: Vec<String>,
 }
 
 /// The files of each part.
@@ -58,10 +62,21 @@ pub(super) async fn look(mirror: &Mirror, scene: &Scene, base: Oid, head: Option
             }
             None => None,
         };
-        Ok::<_, git2::Error>((conflicts, reading, bases))
+        let others = match (fork, conflicts) {
+            (Some(fork), true) => {
+                let ours: HashSet<&String> = paths.iter().flatten().collect();
+                let found = copy.reading(&fork.to_string(), 0, head, &[])?.findings;
+                let is_other = |path: &String| {
+                    !ours.contains(path) && !path.contains("cluster/drivers/") && !path.contains("charts/")
+                };
+                found.into_iter().map(|finding| finding.path).filter(is_other).take(OTHERS_MAX).collect()
+            }
+            _ => Vec::new(),
+        };
+        Ok::<_, git2::Error>((conflicts, reading, bases, others))
     });
-    let (conflicts, reading, bases) = found.await.context("the branch could not be read")??;
-    let mut look = Look { commits: Vec::new(), conflicts };
+    let (conflicts, reading, bases, others) = found.await.context("the branch could not be read")??;
+    let mut look = Look { commits: Vec::new(), conflicts, others };
     let Some(reading) = reading else { return Ok(look) };
     for (part, at_base) in scene.parts.iter().zip(bases) {
         let path = format!("{}/{}", part.folder, layout::DEPLOYMENT_FILE);
@@ -79,6 +94,19 @@ pub(super) async fn look(mirror: &Mirror, scene: &Scene, base: Oid, head: Option
         }
     }
     Ok(look)
+}
+
+/// Whether `head` comes after `tip`: its history has it, or it is so new that this copy does not know it.
+pub(super) async fn is_later(mirror: &Mirror, head: Oid, tip: Oid) -> Result<bool> {
+    let mirror = mirror.clone();
+    let found = spawn_blocking(move || {
+        let repository = Repository::open_bare(mirror.path())?;
+        if repository.find_commit(head).is_err() {
+            return Ok::<_, git2::Error>(true);
+        }
+        repository.graph_descendant_of(head, tip)
+    });
+    Ok(found.await.context("the history could not be read")??)
 }
 
 /// Whether the base holds something of the proposal.
@@ -125,6 +153,10 @@ pub(super) async fn commit(
             && let Some(driver) = catalog.by_digest.get(digest)
         {
             edits.extend(driver_files(driver, &scene.cluster.path)?);
+        }
+        // Every instance is named in one commit: what the branch has already is not.
+        if part.item.pushed_instance_id.as_ref() == Some(&part.item.instance_id) {
+            continue;
         }
         let before = match &part.item.base_instance_id {
             Some(id) if scene.parts.len() <= DESCRIBED_MAX => proposals.store.instance(id).await?,

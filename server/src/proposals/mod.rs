@@ -21,10 +21,11 @@ pub mod webhook;
 use crate::changes::{BRANCHES, Changes, Scene, short_id};
 use crate::clock::Clock;
 use crate::drivers::Drivers;
+use crate::faults;
 use crate::repository::{Access, Beside, Host, Mirror, Remote, Signer, Wake, WriterSettings};
 use crate::store::{
-    Cluster, ItemState, Lead, Observation, Proposal, ProposalState, StatusDue, Store, StoreError, Target, Task,
-    TaskState, TimelineKind,
+    Cluster, ItemState, Lead, Observation, Proposal, ProposalItem, ProposalState, StatusDue, Store, StoreError, Target,
+    Task, TaskState, TimelineKind,
 };
 use anyhow::Context as _;
 use async_trait::async_trait;
@@ -32,10 +33,9 @@ use branch::Look;
 use forge::{CommitStatus, Connection, Forge, ForgeError, MergeRequest, NewRequest, RequestState, StatusState};
 use futures::StreamExt as _;
 use git2::Oid;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use styrmin_renderer::canonical;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -47,6 +47,8 @@ pub use describe::{Text, text};
 const AT_ONCE: usize = 4;
 /// How often the outcome of tasks is told to the forges.
 const TELL: Duration = Duration::from_secs(2);
+/// Pause after a forge that could not be told.
+const PAUSE: Duration = Duration::from_secs(10);
 /// Statuses that are told in one go.
 const STATUSES: i64 = 200;
 /// Longest comment of ours.
@@ -74,7 +76,7 @@ pub struct Proposals {
     pub settings: WriterSettings,
     /// How often proposals are looked at although nobody told of something.
     pub poll: Duration,
-    /// Until when forges want no calls, by cluster.
+    /// Until when forges want no calls, by the address of their API.
     pub quiet: Mutex<HashMap<String, Instant>>,
 }
 
@@ -107,6 +109,8 @@ type Result<T> = std::result::Result<T, Waits>;
 struct Place {
     mirror: Mirror,
     forge: Option<Box<dyn Forge>>,
+    /// Address of its API; empty without one.
+    forge_url: String,
     /// Tips of the branches that requests are for.
     bases: BTreeMap<String, Oid>,
     /// Tips of the branches of proposals.
@@ -117,23 +121,29 @@ struct Place {
 impl Beside for Proposals {
     async fn run(self: Arc<Self>, lead: Lead, stop: CancellationToken) {
         let telling = tokio::spawn(Arc::clone(&self).tell(stop.clone()));
-        let mut copies: HashMap<Target, Mirror> = HashMap::new();
+        let mut copies: HashMap<String, Mirror> = HashMap::new();
+        // Which repositories to look at; `None`: all.
+        let mut only: Option<BTreeSet<Target>> = None;
+        let mut last = Instant::now();
         loop {
             match self.store.attended_proposals().await {
                 Ok(found) => {
-                    let mut targets: BTreeMap<Target, Vec<Proposal>> = BTreeMap::new();
+                    let mut clusters: BTreeMap<String, Vec<Proposal>> = BTreeMap::new();
                     for proposal in found {
-                        targets.entry(proposal.target()).or_default().push(proposal);
+                        clusters.entry(proposal.cluster_id.clone()).or_default().push(proposal);
                     }
-                    copies.retain(|target, _| targets.contains_key(target));
-                    let work: Vec<_> = targets
+                    copies.retain(|cluster, _| clusters.contains_key(cluster));
+                    let is_asked =
+                        |proposal: &Proposal| only.as_ref().is_none_or(|only| only.contains(&proposal.target()));
+                    let work: Vec<_> = clusters
                         .into_iter()
-                        .map(|(target, proposals)| {
-                            let span = info_span!("proposals", repository = target.repository, branch = target.branch);
-                            let (this, copy, lead) = (Arc::clone(&self), copies.get(&target).cloned(), lead.clone());
+                        .filter(|(_, proposals)| proposals.first().is_some_and(is_asked))
+                        .map(|(cluster, proposals)| {
+                            let span = info_span!("proposals", cluster);
+                            let (this, copy, lead) = (Arc::clone(&self), copies.get(&cluster).cloned(), lead.clone());
                             async move {
-                                let copy = this.look(&target, proposals, copy, &lead).await;
-                                (target, copy)
+                                let copy = this.look(&cluster, proposals, copy, &lead).await;
+                                (cluster, copy)
                             }
                             .instrument(span)
                         })
@@ -144,8 +154,8 @@ impl Beside for Proposals {
                             // Each step can be cut off.
                             () = stop.cancelled() => break,
                             next = done.next() => match next {
-                                Some((target, Some(copy))) => drop(copies.insert(target, copy)),
-                                Some((target, None)) => drop(copies.remove(&target)),
+                                Some((cluster, Some(copy))) => drop(copies.insert(cluster, copy)),
+                                Some((cluster, None)) => drop(copies.remove(&cluster)),
                                 None => break,
                             },
                         }
@@ -153,31 +163,26 @@ impl Beside for Proposals {
                 }
                 Err(error) => error!(%error, "proposals cannot be read"),
             }
-            tokio::select! {
-                () = stop.cancelled() => break,
-                _ = self.wake.reviews() => {}
-                () = tokio::time::sleep(self.poll) => {}
+            if only.is_none() {
+                last = Instant::now();
             }
+            only = tokio::select! {
+                () = stop.cancelled() => break,
+                targets = self.wake.reviews() => Some(targets),
+                () = tokio::time::sleep_until(last + self.poll) => None,
+            };
         }
         let _ = telling.await;
     }
 }
 
 impl Proposals {
-    /// Looks at the proposals of one repository; gives its copy back.
-    async fn look(
-        &self,
-        target: &Target,
-        proposals: Vec<Proposal>,
-        copy: Option<Mirror>,
-        lead: &Lead,
-    ) -> Option<Mirror> {
-        let cluster = &proposals.first()?.cluster_id;
-        if self.is_quiet(cluster) {
-            return copy;
-        }
-        let bases = proposals.iter().map(|proposal| proposal.base_branch().to_owned()).collect();
-        let place = match self.place(target, cluster, copy, bases).await {
+    /// Looks at the proposals of one cluster; gives the copy of its repository back.
+    async fn look(&self, cluster: &str, proposals: Vec<Proposal>, copy: Option<Mirror>, lead: &Lead) -> Option<Mirror> {
+        // Those that requests are for, and the one that Flux follows.
+        let branches = |proposal: &Proposal| [proposal.base_branch().to_owned(), proposal.branch.clone()];
+        let bases = proposals.iter().flat_map(branches).collect();
+        let place = match self.place(cluster, copy, bases).await {
             Ok(place) => place,
             Err(error) => {
                 for proposal in &proposals {
@@ -187,27 +192,35 @@ impl Proposals {
             }
         };
         for proposal in &proposals {
+            if let Err(error) = self.leftovers(&place, proposal).await {
+                self.explain(proposal, &error).await;
+                continue;
+            }
+            // Whoever shares the forge waits with who was told to.
+            if self.is_quiet(&place.forge_url) {
+                continue;
+            }
             if let Err(error) = self.attend(&place, proposal, lead).await {
                 if let Waits::Store(StoreError::Fenced) = error {
                     return None;
                 }
                 if let Waits::Forge(ForgeError::Limited { wait, .. }) = &error {
-                    let until = Instant::now() + *wait;
-                    let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
-                    quiet.insert(proposal.cluster_id.clone(), until);
+                    self.keep_quiet(&place.forge_url, *wait);
                 }
                 self.explain(proposal, &error).await;
-                if self.is_quiet(&proposal.cluster_id) {
-                    break;
-                }
             }
         }
         Some(place.mirror)
     }
 
-    fn is_quiet(&self, cluster: &str) -> bool {
+    fn is_quiet(&self, forge: &str) -> bool {
         let quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
-        quiet.get(cluster).is_some_and(|until| *until > Instant::now())
+        quiet.get(forge).is_some_and(|until| *until > Instant::now())
+    }
+
+    fn keep_quiet(&self, forge: &str, wait: Duration) {
+        let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        quiet.insert(forge.to_owned(), Instant::now() + wait);
     }
 
     /// Says on a proposal and its tasks why it waits.
@@ -236,13 +249,7 @@ impl Proposals {
     }
 
     /// The repository and forge of a cluster, as they are now.
-    async fn place(
-        &self,
-        target: &Target,
-        cluster: &str,
-        copy: Option<Mirror>,
-        bases: std::collections::BTreeSet<String>,
-    ) -> Result<Place> {
+    async fn place(&self, cluster: &str, copy: Option<Mirror>, bases: BTreeSet<String>) -> Result<Place> {
         let cluster = self.store.cluster(cluster).await?.context("its cluster is gone")?;
         let (access, token, _) = self.changes.way_in(&cluster)?;
         let forge = connect(&cluster, &access, token.as_deref())?;
@@ -260,16 +267,15 @@ impl Proposals {
                 mirror
             }
             None => {
-                let place = format!("{} {}", target.repository, target.branch);
-                let name = canonical::short(&canonical::digest_bytes(place.as_bytes())).to_owned();
-                let path = self.settings.mirrors.join(format!("{name}-review.git"));
-                let (branch, limit) = (target.branch.clone(), self.settings.git_limit);
+                let path = self.settings.mirrors.join(format!("{}-review.git", cluster.id));
+                let (branch, limit) = (cluster.branch.clone(), self.settings.git_limit);
                 let opened = spawn_blocking(move || Mirror::open(path, remote, branch, limit));
                 opened.await.context("the copy could not be opened")??
             }
         };
         let (bases, heads) = mirror.fetch_branches(&bases, BRANCHES).await?;
-        Ok(Place { mirror, forge, bases, heads })
+        let forge_url = cluster.forge.map(|forge| forge.url).unwrap_or_default();
+        Ok(Place { mirror, forge, forge_url, bases, heads })
     }
 
     /// Does for one proposal what is missing.
@@ -280,6 +286,9 @@ impl Proposals {
         let Some(mut scene) = self.changes.scene(&proposal.id).await? else { return Ok(()) };
         if scene.proposal.ended_at.is_some() {
             return Ok(());
+        }
+        if scene.proposal.level.is_some() && scene.parts.is_empty() {
+            return Ok(self.changes.merge_if_nothing(&proposal.id).await?);
         }
         let base = *place
             .bases
@@ -293,11 +302,18 @@ impl Proposals {
             return Ok(());
         }
         // What others committed is taken over first: what is computed below is based on it.
-        if proposal.base_branch() == proposal.branch && !self.is_read(&scene.proposal, base).await? {
+        if proposal.base_branch() == proposal.branch && !self.is_read(place, &scene.proposal, base).await? {
             self.wake.look(&proposal.target());
             return Ok(());
         }
         if place.forge.is_none() && head.is_none() && scene.proposal.head.is_some() {
+            let pushed = scene.proposal.head.as_deref();
+            if branch::contains(&place.mirror, base, pushed).await?
+                || branch::is_merged(&place.mirror, &scene, base).await?
+            {
+                let (into, flux) = (proposal.base_branch(), &proposal.branch);
+                return Err(Waits::People(format!("It was merged into {into}; it counts when it comes to {flux}")));
+            }
             let message = "its branch was deleted without a merge";
             self.changes.end_proposal(&proposal.id, ProposalState::Closed, message).await?;
             return Ok(());
@@ -306,19 +322,27 @@ impl Proposals {
         let was_pushed = scene.parts.iter().any(|part| part.item.pushed_instance_id.is_some());
         let anew = look.conflicts || (head.is_none() && was_pushed);
         let refreshed = self.changes.refresh(&scene, &look.commits, anew).await?;
-        if let (Some(forge), Some(request), false) = (&place.forge, &request, refreshed.refused.is_empty()) {
-            let text = format!("Not taken over:\n\n- {}", refreshed.refused.join("\n- "));
-            forge.comment(request.number, &limited(&text, COMMENT_MAX)).await?;
-        }
         if refreshed.changed {
             match self.changes.scene(&proposal.id).await? {
                 Some(next) if next.proposal.ended_at.is_none() => scene = next,
                 _ => return Ok(()),
             }
         }
-        self.push(place, &mut scene, &look, (base, head, anew), lead).await?;
         if !refreshed.failed.is_empty() {
+            // As it is it would take back what was changed since.
             return Err(Waits::People(format!("Waiting: {}", refreshed.failed.join("; "))));
+        }
+        self.push(place, &mut scene, &look, (base, head, anew), lead).await?;
+        let mut notes: Vec<String> = refreshed.refused.iter().map(|text| format!("not taken over: {text}")).collect();
+        if anew && !look.others.is_empty() {
+            notes.push(format!(
+                "the branch was built anew on {}, without what others committed to {}",
+                proposal.base_branch(),
+                look.others.join(", ")
+            ));
+        }
+        if let (Some(forge), Some(request), false) = (&place.forge, &request, notes.is_empty()) {
+            forge.comment(request.number, &limited(&format!("- {}", notes.join("\n- ")), COMMENT_MAX)).await?;
         }
         let Some(forge) = &place.forge else {
             let at = scene.proposal.head_branch.clone();
@@ -337,9 +361,28 @@ impl Proposals {
     }
 
     /// Whether everything up to this commit was read from the branch that Flux follows.
-    async fn is_read(&self, proposal: &Proposal, tip: Oid) -> Result<bool> {
+    async fn is_read(&self, place: &Place, proposal: &Proposal, tip: Oid) -> Result<bool> {
         let head = self.store.head(&proposal.target()).await?;
-        Ok(head.is_some_and(|(head, _)| head == tip.to_string()))
+        match head.and_then(|(head, _)| Oid::from_str(&head).ok()) {
+            Some(head) => Ok(head == tip || branch::is_later(&place.mirror, head, tip).await?),
+            None => Ok(false),
+        }
+    }
+
+    /// What a merge left of a proposal ends, whatever the forge does: other fan-outs wait for it.
+    async fn leftovers(&self, place: &Place, proposal: &Proposal) -> Result<()> {
+        if proposal.state != ProposalState::Merged {
+            return Ok(());
+        }
+        let items = self.store.proposal_items(&proposal.id).await?;
+        // The branch was fetched after the proposal was read: with this tip read, all that was merged is taken.
+        if items.iter().any(|item| item.state == ItemState::Open)
+            && let Some(base) = place.bases.get(&proposal.branch)
+            && self.is_read(place, proposal, *base).await?
+        {
+            self.changes.end_merged(&proposal.id).await?;
+        }
+        Ok(())
     }
 
     /// The request, as the forge shows it; `None`: it was not opened yet.
@@ -378,12 +421,8 @@ impl Proposals {
                     self.say(proposal, &message).await;
                     return Ok(true);
                 }
-                if let Some(commit) = &request.merge_commit {
-                    let tasks = tasks_of(scene);
-                    self.store.expect_statuses(&proposal.cluster_id, commit, &tasks).await?;
-                }
                 let contains = branch::contains(&place.mirror, base, request.merge_commit.as_deref()).await?;
-                if contains && self.is_read(proposal, base).await? {
+                if contains && self.is_read(place, proposal, base).await? {
                     // All that was recognised is taken over.
                     self.changes.end_merged(&proposal.id).await?;
                 } else {
@@ -411,7 +450,7 @@ impl Proposals {
             if scene.proposal.head != head.map(|head| head.to_string()) {
                 // Others' commits that change nothing of ours, such as a merge of the base.
                 scene.proposal.head = head.map(|head| head.to_string());
-                self.store.attend(&scene.proposal, &[], lead).await?;
+                self.store.attend(&scene.proposal, None, lead).await?;
             }
             return Ok(());
         }
@@ -420,6 +459,7 @@ impl Proposals {
         let commit = branch::commit(self, &place.mirror, scene, onto, catalog).await?;
         if let Some(commit) = commit {
             place.mirror.push_branch(commit, &scene.proposal.head_branch, head).await?;
+            faults::point("review-pushed");
             info!(proposal = scene.proposal.id, commit = commit.to_string(), "pushed for review");
             self.observe(
                 scene,
@@ -427,13 +467,12 @@ impl Proposals {
                 &format!("Commit {} on {}", short_id(&commit.to_string()), scene.proposal.head_branch),
             )
             .await?;
-            self.store.expect_statuses(&scene.proposal.cluster_id, &commit.to_string(), &tasks_of(scene)).await?;
         }
         // Without a commit an earlier push had all of it, and its answer was lost.
         scene.proposal.head = commit.or(head).map(|head| head.to_string());
-        let pushed: Vec<(String, String)> =
-            scene.parts.iter().map(|part| (part.item.deployment_id.clone(), part.item.instance_id.clone())).collect();
-        self.store.attend(&scene.proposal, &pushed, lead).await?;
+        let pushed: Vec<ProposalItem> = scene.parts.iter().map(|part| part.item.clone()).collect();
+        self.store.attend(&scene.proposal, Some(&pushed), lead).await?;
+        faults::point("review-recorded");
         for part in &mut scene.parts {
             part.item.pushed_instance_id = Some(part.item.instance_id.clone());
         }
@@ -460,6 +499,10 @@ impl Proposals {
         lead: &Lead,
     ) -> Result<MergeRequest> {
         if let Some(request) = request {
+            if scene.proposal.described.is_none() {
+                // Opened, and then something went wrong.
+                self.dress(forge, scene, request.number).await?;
+            }
             self.changes.told_where(scene, &format!("Pull request #{}: {}", request.number, request.url)).await?;
             return Ok(request);
         }
@@ -475,25 +518,33 @@ impl Proposals {
                     title: text.title.clone(),
                     body: text.body.clone(),
                     draft: rules.draft.unwrap_or_default(),
-                    reviewers: rules.reviewers.clone().unwrap_or_default(),
-                    labels: rules.labels.clone().unwrap_or_default(),
                 };
-                let (opened, notes) = forge.open(&new).await?;
+                let opened = forge.open(&new).await?;
+                faults::point("review-opened");
                 info!(proposal = proposal.id, number = opened.number, url = opened.url, "opened");
-                scene.proposal.described = Some(text.digest());
-                if !notes.is_empty() {
-                    self.observe(scene, "Opened in part", &notes.join("; ")).await?;
-                }
                 opened
             }
         };
         scene.proposal.number = Some(request.number);
         scene.proposal.url = Some(request.url.clone());
-        self.store.attend(&scene.proposal, &[], lead).await?;
+        self.store.attend(&scene.proposal, None, lead).await?;
+        faults::point("review-told");
+        self.dress(forge, scene, request.number).await?;
         let message = format!("Pull request #{}: {}", request.number, request.url);
         self.observe(scene, "In review", &message).await?;
         self.changes.told_where(scene, &message).await?;
         Ok(request)
+    }
+
+    /// Asks for reviewers and labels; what the forge does not know is told. It can be done again.
+    async fn dress(&self, forge: &dyn Forge, scene: &Scene, number: i64) -> Result<()> {
+        let rules = &scene.proposal.delivery;
+        let (reviewers, labels) = (rules.reviewers.as_deref(), rules.labels.as_deref());
+        let notes = forge.dress(number, reviewers.unwrap_or_default(), labels.unwrap_or_default()).await?;
+        if !notes.is_empty() {
+            self.observe(scene, "Opened in part", &notes.join("; ")).await?;
+        }
+        Ok(())
     }
 
     /// Title and description.
@@ -515,7 +566,7 @@ impl Proposals {
         }
         forge.describe(number, &text.title, &text.body).await?;
         scene.proposal.described = Some(digest);
-        Ok(self.store.attend(&scene.proposal, &[], lead).await?)
+        Ok(self.store.attend(&scene.proposal, None, lead).await?)
     }
 
     /// Takes what people say below the request into the timelines.
@@ -527,7 +578,7 @@ impl Proposals {
             self.observe(scene, "Comment", &format!("{}: {said}", comment.author)).await?;
         }
         scene.proposal.comment_id = last;
-        Ok(self.store.attend(&scene.proposal, &[], lead).await?)
+        Ok(self.store.attend(&scene.proposal, None, lead).await?)
     }
 
     async fn observe(&self, scene: &Scene, title: &str, message: &str) -> Result<()> {
@@ -570,20 +621,19 @@ impl Proposals {
     async fn after(&self, place: &Place, proposal: &Proposal, lead: &Lead) -> Result<()> {
         let items = self.store.proposal_items(&proposal.id).await?;
         if items.iter().any(|item| item.state == ItemState::Open) {
-            // The branch was fetched after the proposal was read: with this tip read, all that was merged is taken.
-            if let Some(base) = place.bases.get(&proposal.branch)
-                && self.is_read(proposal, *base).await?
-            {
-                self.changes.end_merged(&proposal.id).await?;
-            }
             return Ok(());
         }
-        let Some(outcome) = self.changes.outcome(&proposal.id).await? else { return Ok(()) };
-        if let (Some(forge), Some(number)) = (&place.forge, proposal.number) {
-            if forge.get(number).await?.state == RequestState::Open {
-                forge.close(number).await?;
+        // At once, so that nobody reviews it any more; what came of it is said when it is known.
+        let request = self.request(place, proposal).await?;
+        if let (Some(forge), Some(request)) = (&place.forge, &request) {
+            if request.state == RequestState::Open {
+                forge.close(request.number).await?;
             }
-            forge.comment(number, &outcome_text(proposal, &outcome)).await?;
+            if let Some(commit) = &request.merge_commit {
+                let merged = items.iter().filter(|item| item.state == ItemState::Merged);
+                let tasks: Vec<_> = merged.map(|item| (item.deployment_id.clone(), item.task_id.clone())).collect();
+                self.store.expect_statuses(&proposal.cluster_id, commit, &tasks).await?;
+            }
         }
         if let Some(head) = place.heads.get(&proposal.head_branch) {
             // Its work is done. Whoever committed there since keeps it.
@@ -591,8 +641,12 @@ impl Proposals {
                 warn!(proposal = proposal.id, %error, "its branch stays");
             }
         }
+        let Some(outcome) = self.changes.outcome(&proposal.id).await? else { return Ok(()) };
+        if let (Some(forge), Some(request)) = (&place.forge, &request) {
+            forge.comment(request.number, &outcome_text(proposal, &outcome)).await?;
+        }
         let told = Proposal { told: true, ..proposal.clone() };
-        Ok(self.store.attend(&told, &[], lead).await?)
+        Ok(self.store.attend(&told, None, lead).await?)
     }
 
     /// Tells the forges what commits came to, until `stop`.
@@ -621,9 +675,6 @@ impl Proposals {
     }
 
     async fn tell_cluster(&self, cluster: &str) -> Result<()> {
-        if self.is_quiet(cluster) {
-            return Ok(());
-        }
         let due = self.store.statuses_due(cluster, STATUSES).await?;
         if due.is_empty() {
             return Ok(());
@@ -631,29 +682,33 @@ impl Proposals {
         let row = self.store.cluster(cluster).await?.context("its cluster is gone")?;
         let (access, token, _) = self.changes.way_in(&row)?;
         let Some(forge) = connect(&row, &access, token.as_deref())? else { return Ok(()) };
+        let forge_url = row.forge.as_ref().map(|forge| forge.url.clone()).unwrap_or_default();
+        if self.is_quiet(&forge_url) {
+            return Ok(());
+        }
         for status in due {
             let said = commit_status(&row, &status, self.settings.public_url.trim_end_matches('/'));
             let is_final = said.state != StatusState::Pending;
             match forge.status(&status.commit_id, &said).await {
                 Ok(()) => self.store.status_told(&status, Some(&status.task_state), is_final).await?,
                 Err(ForgeError::Limited { wait, message }) => {
-                    let until = Instant::now() + wait;
-                    self.quiet.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster.to_owned(), until);
+                    self.keep_quiet(&forge_url, wait);
                     return Err(ForgeError::Limited { wait, message }.into());
                 }
-                Err(error @ ForgeError::Unreachable(_)) => return Err(error.into()),
-                Err(error) => {
+                // What is wrong with this commit alone: it is not there any more, for example.
+                Err(error @ (ForgeError::NotFound(_) | ForgeError::Refused { status: 400 | 409 | 422, .. })) => {
                     warn!(commit = status.commit_id, %error, "the forge does not take a commit status");
                     self.store.status_told(&status, None, false).await?;
+                }
+                Err(error) => {
+                    // A token that has run out, a repository that was renamed: it is told when that is mended.
+                    self.keep_quiet(&forge_url, PAUSE);
+                    return Err(error.into());
                 }
             }
         }
         Ok(())
     }
-}
-
-fn tasks_of(scene: &Scene) -> Vec<(String, String)> {
-    scene.parts.iter().map(|part| (part.item.deployment_id.clone(), part.item.task_id.clone())).collect()
 }
 
 /// The forge of a cluster, if it has one.

@@ -55,7 +55,8 @@ impl Host {
             .env("GIT_PROJECT_ROOT", &self.root)
             .env("GIT_HTTP_EXPORT_ALL", "1")
             .env("PATH_INFO", format!("/{cluster}.git/{rest}"))
-            // Commits stay reachable: no gc, and no branch is rewound or deleted from outside.
+            // Commits stay reachable: no gc, no branch is rewound from outside, and that which Flux follows is not
+            // deleted. Branches of reviews may be: that is a no.
             .env("GIT_CONFIG_COUNT", "6")
             .env("GIT_CONFIG_KEY_0", "http.receivepack")
             .env("GIT_CONFIG_VALUE_0", "true")
@@ -67,8 +68,8 @@ impl Host {
             .env("GIT_CONFIG_VALUE_3", "false")
             .env("GIT_CONFIG_KEY_4", "receive.denyNonFastForwards")
             .env("GIT_CONFIG_VALUE_4", "true")
-            .env("GIT_CONFIG_KEY_5", "receive.denyDeletes")
-            .env("GIT_CONFIG_VALUE_5", "true");
+            .env("GIT_CONFIG_KEY_5", "receive.denyDeleteCurrent")
+            .env("GIT_CONFIG_VALUE_5", "refuse");
         command
     }
 }

@@ -44,6 +44,7 @@ impl Mirror {
                 std::fs::remove_file(entry.path())?;
             }
         }
+        remove_locks(&path.join("refs/styrmin"))?;
         for lock in
             ["HEAD.lock", "config.lock", "packed-refs.lock", "shallow.lock", "FETCH_HEAD.lock", "refs/styrmin/tip.lock"]
         {
@@ -308,6 +309,19 @@ impl Mirror {
         }
         splice::commit(&repository, tree, tip, stamp).map(Some)
     }
+}
+
+/// Removes what a git that was ended left beside our own references.
+fn remove_locks(folder: &Path) -> std::io::Result<()> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries.flatten() {
+        if entry.file_type()?.is_dir() {
+            remove_locks(&entry.path())?;
+        } else if entry.file_name().to_string_lossy().ends_with(".lock") {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// About how many objects have a file each: names are spread evenly over 256 folders, so one tells, as git itself

@@ -210,6 +210,8 @@ pub struct Proposal {
     /// How that configuration changes, in order.
     #[sqlx(json)]
     pub patches: Vec<ProposedPatch>,
+    /// How many of the patches its branch holds.
+    pub pushed_patches: i64,
     /// The fan-out that looks for its deployments.
     pub fan_out_id: Option<String>,
     /// Rules that it was made by.
@@ -289,6 +291,8 @@ pub struct ProposalItem {
     pub base_instance_id: Option<String>,
     /// The instance that the branch holds.
     pub pushed_instance_id: Option<String>,
+    /// How many of the edits that one has.
+    pub pushed_edits: i64,
     /// Where it is.
     #[sqlx(try_from = "String")]
     pub state: ItemState,
@@ -322,17 +326,22 @@ pub struct MergedItem {
     pub instance_id: Option<String>,
     /// The commit that brought it.
     pub revision: String,
-    /// Tasks of the proposal as they are now.
+    /// Tasks that it moves, as they are now.
     pub tasks: Vec<Task>,
+    /// What was asked after the branch was made, and stays in review under a branch of its own: the number of edits
+    /// that are merged, and the name of that branch.
+    pub rest: Option<(usize, String)>,
     /// Who reads: stored only while that one leads.
     pub lead: Option<Lead>,
 }
 
-/// How a proposal ends.
+/// How a proposal ends, or a part of it.
 #[derive(Debug, Clone)]
 pub struct ProposalEnd {
     /// The row as it shall be; `version` as read.
     pub proposal: Proposal,
+    /// It goes on under another branch and request, with what is left.
+    pub anew: bool,
     /// Tasks of the items that will not be merged, as they are now.
     pub tasks: Vec<Task>,
 }
@@ -394,7 +403,7 @@ pub trait ReviewStore: Send + Sync {
     async fn proposal_for(&self, level: FanOutLevel, subject: &str) -> Result<Option<Proposal>>;
     /// All items of a proposal, by deployment.
     async fn proposal_items(&self, proposal: &str) -> Result<Vec<ProposalItem>>;
-    /// The item whose instance this is, if its proposal is open.
+    /// The item whose instance this is, or whose branch holds it, if its proposal is open.
     async fn item_of_instance(&self, instance: &str) -> Result<Option<ProposalItem>>;
     /// The open item that ends a deployment.
     async fn item_that_ends(&self, deployment: &str) -> Result<Option<ProposalItem>>;
@@ -408,8 +417,9 @@ pub trait ReviewStore: Send + Sync {
         changes: &[ProposedChange],
         fan_out: Option<&super::FanOut>,
     ) -> Result<()>;
-    /// Stores what is known of the branch and the request; nothing else of the row. By who leads.
-    async fn attend(&self, proposal: &Proposal, pushed: &[(String, String)], lead: &Lead) -> Result<()>;
+    /// Stores what is known of the branch and the request; nothing else of the row. With `pushed` the branch holds
+    /// these items as they are. By who leads.
+    async fn attend(&self, proposal: &Proposal, pushed: Option<&[ProposalItem]>, lead: &Lead) -> Result<()>;
     /// Writes where a proposal is onto it and onto its tasks' first unfinished steps.
     async fn explain_proposal(&self, id: &str, message: &str) -> Result<()>;
     /// Adds to the timelines.
@@ -417,13 +427,15 @@ pub trait ReviewStore: Send + Sync {
     /// Stores tasks as they are now.
     async fn move_tasks(&self, tasks: &[Task]) -> Result<()>;
     /// The configuration that a proposal changes is merged: the row of the cluster or environment (`version` as read)
-    /// gets it, the proposal is merged, and a fan-out looks at what else it concerns.
+    /// gets it, the proposal is merged, and a fan-out looks at what else it concerns. What was asked after the branch
+    /// was made stays in review, as a proposal with a fan-out of its own.
     async fn merge_level(
         &self,
         proposal: &Proposal,
         cluster: Option<&Cluster>,
         environment: Option<&Environment>,
         fan_out: &super::FanOut,
+        rest: Option<(&Proposal, &super::FanOut)>,
         lead: Option<&Lead>,
     ) -> Result<()>;
     /// Ends parts of a proposal, and the proposal when its row says so: a deployment that was never merged is gone.

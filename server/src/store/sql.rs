@@ -199,7 +199,8 @@ async fn update_deployment(tx: &mut Tx, change: &Change) -> Result<Deployment> {
     let row = &change.deployment;
     // Pushes and reports move the state without counting up the version: only a change that has
     // something to say about it writes it.
-    let says = change.instance.is_some() || change.merged.is_some() || row.lifecycle == Lifecycle::Deleting;
+    let is_newest = change.merged.as_ref().is_some_and(|merged| merged.instance_id.is_some());
+    let says = change.instance.is_some() || is_newest || row.lifecycle == Lifecycle::Deleting;
     let state = says.then(|| row.state.as_str());
     let done = sqlx::query(
         "UPDATE deployments SET driver_name = $3, driver_digest = $4, driver_pin = $5, application_version = $6, config = $7, parameters = $8, lifecycle = $9, state = COALESCE(CAST($10 AS TEXT), state), last_sequence = $11, newest_instance_id = $12, version = version + 1 WHERE id = $1 AND version = $2",
@@ -980,7 +981,7 @@ impl Store for SqlStore {
     ) -> Result<Vec<TimelineEntry>> {
         let (at, key) = before.unwrap_or((i64::MAX, String::new()));
         Ok(sqlx::query_as(
-            "SELECT * FROM (SELECT t.created_at AS at, '1/' || t.id AS key, 'asked' AS kind, t.workflow AS title, CAST(NULL AS TEXT) AS message, t.id AS task_id FROM tasks t WHERE t.deployment_id = $1 UNION ALL SELECT s.ended_at, '2/' || t.id, 'committed', COALESCE(i.revision, ''), s.message, t.id FROM tasks t JOIN task_steps s ON s.task_id = t.id JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND s.name IN ('Write the StyrminDeployment resource', 'Remove the StyrminDeployment resource', 'Wait for the review and the merge') AND s.state = 'succeeded' AND s.ended_at IS NOT NULL UNION ALL SELECT t.ended_at, '4/' || t.id, 'ended', t.state, t.message, t.id FROM tasks t WHERE t.deployment_id = $1 AND t.ended_at IS NOT NULL UNION ALL SELECT o.at, '3/' || o.id, o.kind, o.title, o.message, CAST(NULL AS TEXT) FROM observations o WHERE o.deployment_id = $1 UNION ALL SELECT x.created_at, '0/' || x.id, 'edited', x.kind, 'Commit ' || x.commit_id || ' by ' || x.author_name || ' <' || x.author_email || '>, ' || x.state || COALESCE(': ' || x.message, ''), x.task_id FROM edits x WHERE x.deployment_id = $1) entries WHERE at < $2 OR (at = $2 AND key < $3) ORDER BY at DESC, key DESC LIMIT $4",
+            "SELECT * FROM (SELECT t.created_at AS at, '1/' || t.id AS key, 'asked' AS kind, t.workflow AS title, CAST(NULL AS TEXT) AS message, t.id AS task_id FROM tasks t WHERE t.deployment_id = $1 UNION ALL SELECT s.ended_at, '2/' || t.id, 'committed', COALESCE(i.revision, ''), s.message, t.id FROM tasks t JOIN task_steps s ON s.task_id = t.id JOIN instances i ON i.id = t.instance_id WHERE t.deployment_id = $1 AND ((s.position = 0 AND s.name <> 'Open the pull request') OR s.name = 'Wait for the review and the merge') AND s.state = 'succeeded' AND s.ended_at IS NOT NULL UNION ALL SELECT t.ended_at, '4/' || t.id, 'ended', t.state, t.message, t.id FROM tasks t WHERE t.deployment_id = $1 AND t.ended_at IS NOT NULL UNION ALL SELECT o.at, '3/' || o.id, o.kind, o.title, o.message, CAST(NULL AS TEXT) FROM observations o WHERE o.deployment_id = $1 UNION ALL SELECT x.created_at, '0/' || x.id, 'edited', x.kind, 'Commit ' || x.commit_id || ' by ' || x.author_name || ' <' || x.author_email || '>, ' || x.state || COALESCE(': ' || x.message, ''), x.task_id FROM edits x WHERE x.deployment_id = $1) entries WHERE at < $2 OR (at = $2 AND key < $3) ORDER BY at DESC, key DESC LIMIT $4",
         )
         .bind(deployment)
         .bind(at)
@@ -1422,7 +1423,7 @@ impl Store for SqlStore {
         // CROSS JOIN and no order: SQLite begins with the few running tasks, not with every
         // deployment or every task.
         let mut found: Vec<RunningTask> = sqlx::query_as(
-            "SELECT t.*, d.environment_id AS environment_id, d.shard AS shard, d.lifecycle AS lifecycle, d.state AS deployment_state, d.newest_instance_id AS newest_instance_id, i.revision AS revision FROM tasks t CROSS JOIN deployments d CROSS JOIN environments e CROSS JOIN instances i WHERE t.state = 'running' AND d.id = t.deployment_id AND e.id = d.environment_id AND e.cluster_id = $1 AND i.id = t.instance_id",
+            "SELECT t.*, d.environment_id AS environment_id, d.shard AS shard, d.lifecycle AS lifecycle, d.state AS deployment_state, d.newest_instance_id AS newest_instance_id, i.revision AS revision FROM tasks t CROSS JOIN deployments d CROSS JOIN environments e CROSS JOIN instances i WHERE t.state = 'running' AND d.id = t.deployment_id AND e.id = d.environment_id AND e.cluster_id = $1 AND i.id = t.instance_id AND i.state <> 'proposed'",
         )
         .bind(cluster)
         .fetch_all(&self.reader)

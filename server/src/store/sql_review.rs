@@ -6,17 +6,18 @@ use super::{
 };
 use crate::store::{
     Change, Cluster, Environment, FanOut, FanOutLevel, Lead, MergedItem, Notice, Observation, Proposal, ProposalEnd,
-    ProposalItem, ProposalScope, ProposedChange, Pushed, Result, ReviewStore, StatusDue, StoreError, Task,
+    ProposalItem, ProposalScope, ProposedChange, ProposedEdit, Pushed, Result, ReviewStore, StatusDue, StoreError,
+    Task, TaskState,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
 
 /// Most attempts to tell a forge one status: a commit that it does not know any more is nothing to wait for.
-const ATTEMPTS_MAX: i64 = 50;
+const ATTEMPTS_MAX: i64 = 5;
 
 async fn insert_proposal(tx: &mut Tx, row: &Proposal) -> Result<()> {
     sqlx::query(
-        "INSERT INTO proposals (id, cluster_id, repository, branch, head_branch, title, level, subject_id, patches, fan_out_id, delivery, state, head, number, url, message, described, comment_id, told, version, author_name, author_email, created_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, 1, $20, $21, $22, $23)",
+        "INSERT INTO proposals (id, cluster_id, repository, branch, head_branch, title, level, subject_id, patches, pushed_patches, fan_out_id, delivery, state, head, number, url, message, described, comment_id, told, version, author_name, author_email, created_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, 1, $21, $22, $23, $24)",
     )
     .bind(&row.id)
     .bind(&row.cluster_id)
@@ -27,6 +28,7 @@ async fn insert_proposal(tx: &mut Tx, row: &Proposal) -> Result<()> {
     .bind(&row.level)
     .bind(&row.subject_id)
     .bind(Json(&row.patches))
+    .bind(row.pushed_patches)
     .bind(&row.fan_out_id)
     .bind(Json(&row.delivery))
     .bind(row.state.as_str())
@@ -120,7 +122,7 @@ async fn propose_one(tx: &mut Tx, proposal: &Proposal, change: &ProposedChange) 
     }
     let item = &change.item;
     sqlx::query(
-        "INSERT INTO proposal_items (proposal_id, deployment_id, edits, instance_id, task_id, base_instance_id, pushed_instance_id, state, own) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (proposal_id, deployment_id) DO UPDATE SET edits = excluded.edits, instance_id = excluded.instance_id, task_id = excluded.task_id, base_instance_id = excluded.base_instance_id, state = excluded.state",
+        "INSERT INTO proposal_items (proposal_id, deployment_id, edits, instance_id, task_id, base_instance_id, pushed_instance_id, state, own, pushed_edits) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (proposal_id, deployment_id) DO UPDATE SET edits = excluded.edits, instance_id = excluded.instance_id, task_id = excluded.task_id, base_instance_id = excluded.base_instance_id, state = excluded.state",
     )
     .bind(&item.proposal_id)
     .bind(&item.deployment_id)
@@ -131,6 +133,7 @@ async fn propose_one(tx: &mut Tx, proposal: &Proposal, change: &ProposedChange) 
     .bind(&item.pushed_instance_id)
     .bind(item.state.as_str())
     .bind(proposal.level.is_none())
+    .bind(item.pushed_edits)
     .execute(&mut **tx)
     .await
     .map_err(|error| match taken(error) {
@@ -145,15 +148,42 @@ pub(super) async fn merge(tx: &mut Tx, merged: &MergedItem, change: &Change) -> 
     if let Some(lead) = &merged.lead {
         check_lead(tx, lead).await?;
     }
+    // What took the place of the reviewed instance, because something else came in between, is the item's outcome.
+    let (instance, task) = match &change.instance {
+        Some((instance, task)) if merged.rest.is_none() => (Some(&instance.id), Some(&task.id)),
+        _ => (None, None),
+    };
+    let state = if merged.rest.is_some() { "open" } else { "merged" };
     let done = sqlx::query(
-        "UPDATE proposal_items SET state = 'merged' WHERE proposal_id = $1 AND deployment_id = $2 AND state = 'open'",
+        "UPDATE proposal_items SET state = $3, instance_id = COALESCE($4, instance_id), task_id = COALESCE($5, task_id) WHERE proposal_id = $1 AND deployment_id = $2 AND state = 'open'",
     )
     .bind(&merged.proposal_id)
     .bind(&merged.deployment_id)
+    .bind(state)
+    .bind(instance)
+    .bind(task)
     .execute(&mut **tx)
     .await?;
     // Somebody closed it at the same moment: what the branch holds is looked at again.
     one(done.rows_affected())?;
+    if let Some((edits, branch)) = &merged.rest {
+        let known: Json<Vec<ProposedEdit>> =
+            sqlx::query_scalar("SELECT edits FROM proposal_items WHERE proposal_id = $1 AND deployment_id = $2")
+                .bind(&merged.proposal_id)
+                .bind(&merged.deployment_id)
+                .fetch_one(&mut **tx)
+                .await?;
+        let left = known.0.into_iter().skip(*edits).collect::<Vec<_>>();
+        sqlx::query(
+            "UPDATE proposal_items SET edits = $3, pushed_instance_id = NULL, pushed_edits = 0 WHERE proposal_id = $1 AND deployment_id = $2",
+        )
+        .bind(&merged.proposal_id)
+        .bind(&merged.deployment_id)
+        .bind(Json(left))
+        .execute(&mut **tx)
+        .await?;
+        begin_anew(tx, &merged.proposal_id, branch).await?;
+    }
     if let Some(instance) = &merged.instance_id {
         sqlx::query("UPDATE instances SET state = 'committed', revision = $2 WHERE id = $1 AND state = 'proposed'")
             .bind(instance)
@@ -162,13 +192,16 @@ pub(super) async fn merge(tx: &mut Tx, merged: &MergedItem, change: &Change) -> 
             .await?;
     }
     for task in &merged.tasks {
-        if merged.instance_id.as_ref() != Some(&task.instance_id) {
+        if merged.instance_id.as_ref() != Some(&task.instance_id) && task.state == TaskState::Superseded {
             sqlx::query("UPDATE instances SET state = 'superseded' WHERE id = $1 AND state IN ('proposed', 'pending')")
                 .bind(&task.instance_id)
                 .execute(&mut **tx)
                 .await?;
         }
         update_task(tx, task).await?;
+    }
+    let own = merged.tasks.iter().find(|task| merged.instance_id.as_ref() == Some(&task.instance_id));
+    if let Some(task) = change.instance.as_ref().map(|(_, task)| task).or(own) {
         expect(tx, &change.cluster.0, &merged.revision, &task.deployment_id, &task.id).await?;
     }
     // All of it is merged: nothing is left to review.
@@ -177,6 +210,18 @@ pub(super) async fn merge(tx: &mut Tx, merged: &MergedItem, change: &Change) -> 
     )
     .bind(&merged.proposal_id)
     .bind(change.now)
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+/// The request was merged, and something is left to review: under another branch, as another request.
+async fn begin_anew(tx: &mut Tx, proposal: &str, branch: &str) -> Result<()> {
+    sqlx::query(
+        "UPDATE proposals SET head_branch = $2, head = NULL, number = NULL, url = NULL, described = NULL, comment_id = 0, version = version + 1 WHERE id = $1",
+    )
+    .bind(proposal)
+    .bind(branch)
     .execute(&mut **tx)
     .await?;
     Ok(())
@@ -289,7 +334,7 @@ impl ReviewStore for SqlStore {
 
     async fn item_of_instance(&self, instance: &str) -> Result<Option<ProposalItem>> {
         Ok(sqlx::query_as(
-            "SELECT i.* FROM proposal_items i JOIN proposals p ON p.id = i.proposal_id WHERE i.instance_id = $1 AND i.state = 'open' AND p.state <> 'closed'",
+            "SELECT i.* FROM proposal_items i JOIN proposals p ON p.id = i.proposal_id WHERE (i.instance_id = $1 OR i.pushed_instance_id = $1) AND i.state = 'open' AND p.state <> 'closed'",
         )
         .bind(instance)
         .fetch_optional(&self.reader)
@@ -298,7 +343,7 @@ impl ReviewStore for SqlStore {
 
     async fn item_that_ends(&self, deployment: &str) -> Result<Option<ProposalItem>> {
         Ok(sqlx::query_as(
-            "SELECT p.* FROM proposal_items p JOIN instances i ON i.id = p.instance_id WHERE p.deployment_id = $1 AND p.state = 'open' AND p.pushed_instance_id = p.instance_id AND i.document IS NULL",
+            "SELECT p.* FROM proposal_items p JOIN instances i ON i.id = p.pushed_instance_id WHERE p.deployment_id = $1 AND p.state = 'open' AND i.document IS NULL",
         )
         .bind(deployment)
         .fetch_optional(&self.reader)
@@ -335,11 +380,11 @@ impl ReviewStore for SqlStore {
         Ok(tx.commit().await?)
     }
 
-    async fn attend(&self, row: &Proposal, pushed: &[(String, String)], lead: &Lead) -> Result<()> {
+    async fn attend(&self, row: &Proposal, pushed: Option<&[ProposalItem]>, lead: &Lead) -> Result<()> {
         let mut tx = self.begin().await?;
         check_lead(&mut tx, lead).await?;
         sqlx::query(
-            "UPDATE proposals SET head = $2, number = $3, url = $4, described = $5, comment_id = $6, told = $7, message = $8 WHERE id = $1",
+            "UPDATE proposals SET head = $2, number = $3, url = $4, described = $5, comment_id = $6, told = $7 WHERE id = $1 AND head_branch = $8",
         )
         .bind(&row.id)
         .bind(&row.head)
@@ -348,18 +393,29 @@ impl ReviewStore for SqlStore {
         .bind(&row.described)
         .bind(row.comment_id)
         .bind(row.told)
-        .bind(&row.message)
+        .bind(&row.head_branch)
         .execute(&mut *tx)
         .await?;
-        for (deployment, instance) in pushed {
-            sqlx::query(
-                "UPDATE proposal_items SET pushed_instance_id = $3 WHERE proposal_id = $1 AND deployment_id = $2",
-            )
+        let Some(pushed) = pushed else { return Ok(tx.commit().await?) };
+        sqlx::query("UPDATE proposals SET pushed_patches = $2 WHERE id = $1")
             .bind(&row.id)
-            .bind(deployment)
-            .bind(instance)
+            .bind(i64::try_from(row.patches.len()).unwrap_or(i64::MAX))
             .execute(&mut *tx)
             .await?;
+        for item in pushed {
+            sqlx::query(
+                "UPDATE proposal_items SET pushed_instance_id = $3, pushed_edits = $4 WHERE proposal_id = $1 AND deployment_id = $2",
+            )
+            .bind(&row.id)
+            .bind(&item.deployment_id)
+            .bind(&item.instance_id)
+            .bind(i64::try_from(item.edits.len()).unwrap_or(i64::MAX))
+            .execute(&mut *tx)
+            .await?;
+            // In the same transaction, so that every commit of ours has a final status some day.
+            if let Some(commit) = &row.head {
+                expect(&mut tx, &row.cluster_id, commit, &item.deployment_id, &item.task_id).await?;
+            }
         }
         Ok(tx.commit().await?)
     }
@@ -367,7 +423,7 @@ impl ReviewStore for SqlStore {
     async fn explain_proposal(&self, id: &str, message: &str) -> Result<()> {
         let mut tx = self.begin().await?;
         for query in [
-            "UPDATE proposals SET message = $2 WHERE id = $1",
+            "UPDATE proposals SET message = $2 WHERE id = $1 AND ended_at IS NULL",
             "UPDATE task_steps SET message = $2 WHERE state = 'running' AND task_id IN (SELECT task_id FROM proposal_items WHERE proposal_id = $1 AND state = 'open')",
         ] {
             sqlx::query(query).bind(id).bind(message).execute(&mut *tx).await?;
@@ -384,7 +440,7 @@ impl ReviewStore for SqlStore {
     async fn move_tasks(&self, tasks: &[Task]) -> Result<()> {
         let mut tx = self.begin().await?;
         for task in tasks {
-            update_task(&mut tx, task).await?;
+            update_task(&mut tx, task).await.map_err(again)?;
         }
         Ok(tx.commit().await?)
     }
@@ -395,6 +451,7 @@ impl ReviewStore for SqlStore {
         cluster: Option<&Cluster>,
         environment: Option<&Environment>,
         fan_out: &FanOut,
+        rest: Option<(&Proposal, &FanOut)>,
         lead: Option<&Lead>,
     ) -> Result<()> {
         let mut tx = self.begin().await?;
@@ -416,14 +473,21 @@ impl ReviewStore for SqlStore {
             let done = sqlx::query(query).bind(id).bind(version).bind(Json(config)).execute(&mut *tx).await?;
             one(done.rows_affected())?;
         }
-        update_proposal(&mut tx, proposal).await?;
+        update_proposal(&mut tx, proposal).await.map_err(again)?;
         insert_fan_out(&mut tx, fan_out).await?;
+        if let Some((rest, looks)) = rest {
+            insert_proposal(&mut tx, rest).await?;
+            insert_fan_out(&mut tx, looks).await?;
+        }
         Ok(tx.commit().await?)
     }
 
     async fn end_proposal(&self, end: &ProposalEnd) -> Result<()> {
         let mut tx = self.begin().await?;
-        update_proposal(&mut tx, &end.proposal).await?;
+        update_proposal(&mut tx, &end.proposal).await.map_err(again)?;
+        if end.anew {
+            begin_anew(&mut tx, &end.proposal.id, &end.proposal.head_branch).await?;
+        }
         for task in &end.tasks {
             for query in [
                 "UPDATE instances SET state = 'rejected' WHERE state = 'proposed' AND id = (SELECT instance_id FROM proposal_items WHERE proposal_id = $1 AND task_id = $2)",
@@ -433,7 +497,7 @@ impl ReviewStore for SqlStore {
             ] {
                 sqlx::query(query).bind(&end.proposal.id).bind(&task.id).execute(&mut *tx).await?;
             }
-            update_task(&mut tx, task).await?;
+            update_task(&mut tx, task).await.map_err(again)?;
         }
         super::super::tell(&mut tx, &Notice::Waits(end.proposal.target())).await?;
         Ok(tx.commit().await?)

@@ -59,7 +59,7 @@ impl std::fmt::Debug for Client {
 /// A task's progress, as [`Client::task`] reads it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TaskProgress {
-    /// RUNNING, SUCCEEDED, FAILED or SUPERSEDED.
+    /// RUNNING, SUCCEEDED, FAILED, SUPERSEDED or REJECTED.
     pub state: String,
     /// The task's own message.
     pub message: Option<String>,
@@ -74,6 +74,9 @@ pub struct TaskProgress {
     /// Nothing was asked of the deployment since.
     pub is_newest: bool,
 }
+
+/// The step that begins when a change is on the branch that Flux follows.
+const FLUX_STEP: &str = "Wait for Flux to apply the commit";
 
 /// How a wait for a change ended: see [`Client::wait_until_done`].
 #[derive(Debug, Clone, PartialEq)]
@@ -99,6 +102,8 @@ pub struct FanOutProgress {
     pub running: u64,
     /// Those whose newest change failed.
     pub failed: u64,
+    /// Those whose proposal was closed without a merge, or that were taken out of it.
+    pub rejected: u64,
     /// Deployments that had it already.
     pub unchanged: u64,
     /// Deployment and reason: nothing was tried for it.
@@ -116,6 +121,7 @@ impl FanOutProgress {
         }
         let (refused, failed) = (self.refused.len(), self.failed);
         Some(match (refused, failed) {
+            (0, 0) if self.rejected > 0 => Err(format!("{} deployments: it was not merged", self.rejected)),
             (0, 0) => Ok(()),
             _ => Err(format!("{refused} deployments could not be changed, and of {failed} the newest change failed")),
         })
@@ -126,7 +132,9 @@ impl TaskProgress {
     /// Whether its commit is in the repository, whatever became of it there.
     #[must_use]
     pub fn pushed(&self) -> bool {
-        self.steps.first().is_some_and(|(_, state, _)| state == "SUCCEEDED")
+        // A change that people review has two steps up to there.
+        let flux = self.steps.iter().position(|(name, ..)| name == FLUX_STEP).unwrap_or(1);
+        flux.checked_sub(1).and_then(|last| self.steps.get(last)).is_some_and(|(_, state, _)| state == "SUCCEEDED")
     }
 
     /// Whether it has ended, well or not.
@@ -150,6 +158,10 @@ impl TaskProgress {
     pub fn outcome(&self, id: &str) -> Option<Result<(), String>> {
         match self.state.as_str() {
             "RUNNING" => None,
+            "REJECTED" => {
+                let why = self.message.as_deref().unwrap_or("its proposal was closed");
+                Some(Err(format!("task {id} was not merged: {why}")))
+            }
             "SUPERSEDED" => Some(Err(format!("task {id} was superseded by a later task of the deployment"))),
             "SUCCEEDED" => {
                 let (is, expected) = (self.deployment_state.as_str(), self.expected());
@@ -266,7 +278,7 @@ impl Client {
     /// # Errors
     /// As [`Self::execute`], or when there is no such fan-out.
     pub async fn fan_out(&self, id: &str) -> Result<FanOutProgress, ClientError> {
-        let query = "query($id: ID!) { fanOut(id: $id) { state changed { total } deployments { running failed } unchanged skipped { deploymentId reason } failed { deploymentId reason } } }";
+        let query = "query($id: ID!) { fanOut(id: $id) { state changed { total running rejected } deployments { running failed } unchanged skipped { deploymentId reason } failed { deploymentId reason } } }";
         let data = self.execute(query, json!({ "id": id })).await?;
         let found = &data["fanOut"];
         if found.is_null() {
@@ -281,8 +293,10 @@ impl Client {
         Ok(FanOutProgress {
             is_finished: found["state"] == "FINISHED",
             changed: count(&found["changed"]["total"]),
-            running: count(&found["deployments"]["running"]),
+            // What people review is no deployment's newest change yet.
+            running: count(&found["deployments"]["running"]).max(count(&found["changed"]["running"])),
             failed: count(&found["deployments"]["failed"]),
+            rejected: count(&found["changed"]["rejected"]),
             unchanged: count(&found["unchanged"]),
             skipped: list(&found["skipped"]),
             refused: list(&found["failed"]),

@@ -205,16 +205,32 @@ impl Changes {
         let mut merges = Vec::new();
         for (id, group) in &sorted.deployments {
             let Some(finding) = &group.document else { continue };
+            // A file that lies elsewhere, or is gone with a branch that somebody rewound, is no reviewed end.
+            if finding.blob.is_none() && (reading.rewound || !group.strays.is_empty()) {
+                continue;
+            }
             let Some(content) = reading.contents(vec![finding.path.clone()]).await?.pop() else { continue };
             merges.extend(self.merge_of(id, &content, &finding.commit).await?);
         }
         if merges.is_empty() {
             return Ok(());
         }
-        for merge in &merges {
-            sorted.deployments.remove(&merge.item.deployment_id);
+        let taken = self.take_merges(target, merges, reading.lead.as_ref()).await?;
+        for (id, secrets) in taken {
+            let Some(group) = sorted.deployments.get_mut(&id) else { continue };
+            // Its file is as we write it, or about to be: what was open about it is over.
+            sorted.settled.extend(group.document.take().map(|finding| finding.path));
+            let same = match (&group.secrets, &secrets) {
+                (Some(found), Some(text)) => found.holds(text),
+                (Some(found), None) => found.blob.is_none(),
+                (None, _) => true,
+            };
+            if same {
+                sorted.settled.extend(group.secrets.take().map(|finding| finding.path));
+                sorted.deployments.remove(&id);
+            }
         }
-        self.take_merges(target, merges, reading.lead.as_ref()).await
+        Ok(())
     }
 
     async fn record(&self, rows: &[GitEdit], target: &Target, author: &Person) -> Result<()> {

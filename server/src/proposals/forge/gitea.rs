@@ -90,22 +90,28 @@ impl Forge for Gitea {
         request(&self.0.get(&self.path(&format!("/pulls/{number}"))).await?)
     }
 
-    async fn open(&self, new: &NewRequest) -> Result<(MergeRequest, Vec<String>)> {
-        let (labels, unknown) = self.labels(&new.labels).await?;
-        let mut notes: Vec<String> = unknown.iter().map(|name| format!("there is no label \"{name}\"")).collect();
+    async fn open(&self, new: &NewRequest) -> Result<MergeRequest> {
         let title = if new.draft { format!("{DRAFT}{}", new.title) } else { new.title.clone() };
-        let body = json!({ "head": new.head, "base": new.base, "title": title, "body": new.body, "labels": labels });
-        let opened = request(&self.0.post(&self.path("/pulls"), &body).await?)?;
+        let body = json!({ "head": new.head, "base": new.base, "title": title, "body": new.body });
+        request(&self.0.post(&self.path("/pulls"), &body).await?)
+    }
+
+    async fn dress(&self, number: i64, reviewers: &[String], labels: &[String]) -> Result<Vec<String>> {
+        let (labels, unknown) = self.labels(labels).await?;
+        let mut notes: Vec<String> = unknown.iter().map(|name| format!("there is no label \"{name}\"")).collect();
+        if !labels.is_empty() {
+            self.0.post(&self.path(&format!("/issues/{number}/labels")), &json!({ "labels": labels })).await?;
+        }
         // One by one, since one name that is not known would refuse all of them, and the request with them.
-        for name in &new.reviewers {
-            let path = self.path(&format!("/pulls/{}/requested_reviewers", opened.number));
+        for name in reviewers {
+            let path = self.path(&format!("/pulls/{number}/requested_reviewers"));
             match self.0.post(&path, &json!({ "reviewers": [name] })).await {
                 Err(ForgeError::Refused { message, .. }) => notes.push(format!("reviewer \"{name}\": {message}")),
                 Err(ForgeError::NotFound(_)) => notes.push(format!("reviewer \"{name}\": is not known")),
                 other => drop(other?),
             }
         }
-        Ok((opened, notes))
+        Ok(notes)
     }
 
     async fn describe(&self, number: i64, title: &str, body: &str) -> Result<()> {
@@ -134,7 +140,8 @@ impl Forge for Gitea {
             let is = |field: &str| review[field].as_bool().unwrap_or_default();
             let said = match state {
                 "APPROVED" | "REQUEST_CHANGES" if is("dismissed") => Review::Nothing,
-                "APPROVED" if is("stale") => Review::Nothing,
+                // Of somebody who may not write: a passer-by.
+                "APPROVED" if is("stale") || !is("official") => Review::Nothing,
                 "APPROVED" => Review::Approves,
                 "REQUEST_CHANGES" => Review::WantsChanges,
                 _ => continue,

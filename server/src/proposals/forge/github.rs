@@ -15,6 +15,9 @@ const PAGE: usize = 100;
 /// Most pages that are read of a list.
 const PAGES_MAX: usize = 10;
 
+/// Whose approvals count.
+const MEMBERS: [&str; 3] = ["OWNER", "MEMBER", "COLLABORATOR"];
+
 pub(super) struct Github(pub(super) Connection);
 
 impl Github {
@@ -80,20 +83,23 @@ impl Forge for Github {
         request(&self.0.get(&self.path(&format!("/pulls/{number}"))).await?)
     }
 
-    async fn open(&self, new: &NewRequest) -> Result<(MergeRequest, Vec<String>)> {
-        let NewRequest { head, base, title, body, draft, .. } = new;
+    async fn open(&self, new: &NewRequest) -> Result<MergeRequest> {
+        let NewRequest { head, base, title, body, draft } = new;
         let input = json!({ "head": head, "base": base, "title": title, "body": body, "draft": draft });
-        let opened = request(&self.0.post(&self.path("/pulls"), &input).await?)?;
+        request(&self.0.post(&self.path("/pulls"), &input).await?)
+    }
+
+    async fn dress(&self, number: i64, reviewers: &[String], labels: &[String]) -> Result<Vec<String>> {
         let mut notes = Vec::new();
-        if !new.labels.is_empty() {
-            let path = self.path(&format!("/issues/{}/labels", opened.number));
-            match self.0.post(&path, &json!({ "labels": new.labels })).await {
+        if !labels.is_empty() {
+            let path = self.path(&format!("/issues/{number}/labels"));
+            match self.0.post(&path, &json!({ "labels": labels })).await {
                 Err(ForgeError::Refused { message, .. }) => notes.push(format!("labels: {message}")),
                 other => drop(other?),
             }
         }
-        for name in &new.reviewers {
-            let path = self.path(&format!("/pulls/{}/requested_reviewers", opened.number));
+        for name in reviewers {
+            let path = self.path(&format!("/pulls/{number}/requested_reviewers"));
             // A team is written with its organisation.
             let body = match name.split_once('/') {
                 Some((_, team)) => json!({ "team_reviewers": [team] }),
@@ -104,7 +110,7 @@ impl Forge for Github {
                 other => drop(other?),
             }
         }
-        Ok((opened, notes))
+        Ok(notes)
     }
 
     async fn describe(&self, number: i64, title: &str, body: &str) -> Result<()> {
@@ -131,6 +137,8 @@ impl Forge for Github {
             let state = review["state"].as_str().unwrap_or_default();
             let said = match state {
                 "APPROVED" if review["commit_id"] != request.head => Review::Nothing,
+                // Of somebody who does not belong to the repository: a passer-by.
+                "APPROVED" if !MEMBERS.iter().any(|kind| review["author_association"] == *kind) => Review::Nothing,
                 "APPROVED" => Review::Approves,
                 "CHANGES_REQUESTED" => Review::WantsChanges,
                 "DISMISSED" => Review::Nothing,

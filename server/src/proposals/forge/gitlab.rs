@@ -72,27 +72,33 @@ impl Forge for Gitlab {
         request(&self.0.get(&self.path(&format!("/merge_requests/{number}"))).await?)
     }
 
-    async fn open(&self, new: &NewRequest) -> Result<(MergeRequest, Vec<String>)> {
-        let mut notes = Vec::new();
-        let mut reviewers = Vec::new();
-        for name in &new.reviewers {
-            let found = self.0.get(&format!("/users?username={}", encoded(name))).await?;
-            match found[0]["id"].as_i64() {
-                Some(id) => reviewers.push(id),
-                None => notes.push(format!("reviewer \"{name}\": is not known")),
-            }
-        }
+    async fn open(&self, new: &NewRequest) -> Result<MergeRequest> {
         let title = if new.draft { format!("{DRAFT}{}", new.title) } else { new.title.clone() };
         let body = json!({
             "source_branch": new.head,
             "target_branch": new.base,
             "title": title,
             "description": new.body,
-            "labels": new.labels.join(","),
-            "reviewer_ids": reviewers,
             "remove_source_branch": true,
         });
-        Ok((request(&self.0.post(&self.path("/merge_requests"), &body).await?)?, notes))
+        request(&self.0.post(&self.path("/merge_requests"), &body).await?)
+    }
+
+    async fn dress(&self, number: i64, reviewers: &[String], labels: &[String]) -> Result<Vec<String>> {
+        let (mut notes, mut ids) = (Vec::new(), Vec::new());
+        for name in reviewers {
+            let found = self.0.get(&format!("/users?username={}", encoded(name))).await?;
+            match found[0]["id"].as_i64() {
+                Some(id) => ids.push(id),
+                None => notes.push(format!("reviewer \"{name}\": is not known")),
+            }
+        }
+        if !ids.is_empty() || !labels.is_empty() {
+            let path = self.path(&format!("/merge_requests/{number}"));
+            let body = json!({ "add_labels": labels.join(","), "reviewer_ids": ids });
+            self.0.call(Method::PUT, &path, Some(&body)).await?;
+        }
+        Ok(notes)
     }
 
     async fn describe(&self, number: i64, title: &str, body: &str) -> Result<()> {

@@ -102,10 +102,6 @@ pub struct NewRequest {
     pub body: String,
     /// Not ready for a merge yet.
     pub draft: bool,
-    /// Names of people who shall review it.
-    pub reviewers: Vec<String>,
-    /// Names of labels.
-    pub labels: Vec<String>,
 }
 
 /// A comment of somebody.
@@ -154,8 +150,10 @@ pub trait Forge: Send + Sync {
     async fn find(&self, head: &str) -> Result<Option<MergeRequest>>;
     /// One by its number.
     async fn get(&self, number: i64) -> Result<MergeRequest>;
-    /// Opens a request. Reviewers and labels that the forge does not know are left out; gives why.
-    async fn open(&self, request: &NewRequest) -> Result<(MergeRequest, Vec<String>)>;
+    /// Opens a request.
+    async fn open(&self, request: &NewRequest) -> Result<MergeRequest>;
+    /// Asks people to review a request, and labels it. Those that the forge does not know are left out; gives why.
+    async fn dress(&self, number: i64, reviewers: &[String], labels: &[String]) -> Result<Vec<String>>;
     /// Replaces title and description.
     async fn describe(&self, number: i64, title: &str, body: &str) -> Result<()>;
     /// Closes a request without a merge.

@@ -90,15 +90,11 @@ fn gitlab_request(state: &str) -> Value {
 }
 
 fn new_request() -> NewRequest {
-    NewRequest {
-        head: "styrmin/front".into(),
-        base: "main".into(),
-        title: "t".into(),
-        body: "b".into(),
-        draft: true,
-        reviewers: vec!["rita".into(), "nobody".into()],
-        labels: vec!["styrmin".into()],
-    }
+    NewRequest { head: "styrmin/front".into(), base: "main".into(), title: "t".into(), body: "b".into(), draft: true }
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
 }
 
 fn calls(script: &Script) -> Vec<(String, Value)> {
@@ -139,8 +135,9 @@ async fn github_opens_a_request_with_reviewers_and_labels() {
         ],
     )
     .await;
-    let (opened, notes) = forge.open(&new_request()).await.unwrap();
+    let opened = forge.open(&new_request()).await.unwrap();
     assert_eq!(opened, open(ForgeKind::Github));
+    let notes = forge.dress(7, &names(&["rita", "nobody"]), &names(&["styrmin"])).await.unwrap();
     assert_eq!(notes, ["reviewer \"nobody\": Reviews may only be requested from collaborators."]);
     let asked = calls(&script);
     assert_eq!(
@@ -160,18 +157,21 @@ async fn gitlab_opens_a_request_with_reviewers_and_labels() {
             ok("GET /users?username=rita", json!([{ "id": 42, "username": "rita" }])),
             ok("GET /users?username=nobody", json!([])),
             refuses("POST /projects/group%2Fcluster/merge_requests", 201, gitlab_request("opened")),
+            ok("PUT /projects/group%2Fcluster/merge_requests/7", gitlab_request("opened")),
         ],
     )
     .await;
-    let (opened, notes) = forge.open(&new_request()).await.unwrap();
+    let opened = forge.open(&new_request()).await.unwrap();
     assert_eq!(opened, open(ForgeKind::Gitlab));
+    let notes = forge.dress(7, &names(&["rita", "nobody"]), &names(&["styrmin"])).await.unwrap();
     assert_eq!(notes, ["reviewer \"nobody\": is not known"]);
     let asked = calls(&script);
     let expected = json!({
         "source_branch": "styrmin/front", "target_branch": "main", "title": "Draft: t", "description": "b",
-        "labels": "styrmin", "reviewer_ids": [42], "remove_source_branch": true
+        "remove_source_branch": true
     });
-    assert_eq!(asked[2].1, expected);
+    assert_eq!(asked[0].1, expected);
+    assert_eq!(asked[3].1, json!({ "add_labels": "styrmin", "reviewer_ids": [42] }));
 }
 
 #[tokio::test]
@@ -223,7 +223,7 @@ async fn a_merge_waits_for_approvals_and_checks() {
     const REVIEWS: &str = "GET /repos/group/cluster/pulls/7/reviews?per_page=100&page=1";
     const STATUS: &str = "GET /repos/group/cluster/commits/aaaa/status";
     const RUNS: &str = "GET /repos/group/cluster/commits/aaaa/check-runs?per_page=100&page=1";
-    let review = |user: &str, state: &str, commit: &str| json!({ "user": { "login": user }, "state": state, "commit_id": commit });
+    let review = |user: &str, state: &str, commit: &str| json!({ "user": { "login": user }, "state": state, "commit_id": commit, "author_association": "MEMBER" });
     let none = json!({ "state": "pending", "total_count": 0 });
     let runs = |status: &str, conclusion: Value| json!({ "total_count": 1, "check_runs": [{ "name": "test", "status": status, "conclusion": conclusion }] });
     let cases: Vec<(Vec<Answer>, Option<&str>)> = vec![
