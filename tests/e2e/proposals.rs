@@ -363,7 +363,8 @@ async fn thirty_deployments_are_one_request_that_says_what_overrides_it() {
     let colors = files
         .iter()
         .filter(|(path, text)| {
-            path.ends_with("styrmindeployment.yaml") && text.contains("COLOR: \"blue\"") || text.contains("COLOR: blue")
+            let is_blue = text.contains("COLOR: \"blue\"") || text.contains("COLOR: blue");
+            path.ends_with("styrmindeployment.yaml") && is_blue
         })
         .count();
     assert_eq!(colors, 29);
@@ -378,7 +379,7 @@ async fn what_is_asked_after_the_branch_was_made_stays_in_review_when_that_is_me
     quick(&mut server);
     let git = forge.git();
     let mut scene = Scene::on(forge, server, git, rules()).await;
-    let id = scene.direct("front").await;
+    let (id, other) = (scene.direct("front").await, scene.direct("back").await);
     let (first, proposal) = scene.set(&id, "COLOR", "blue").await;
     let number = scene.number(&proposal).await;
     let update = "mutation($id: ID!, $config: ConfigPatch!) { updateEnvironment(id: $id, config: $config) { fanOut { proposal { id } } } }";
@@ -400,6 +401,12 @@ async fn what_is_asked_after_the_branch_was_made_stays_in_review_when_that_is_me
     assert_eq!(same, proposal);
     assert_eq!(level(&scene, "SECOND").await, whole);
     scene.forge.merge(number, "squash").await;
+    // The second one conflicts with the first: a person merges what it had.
+    let person = scene.forge.clone_of("main").await;
+    let branch = scene.proposal(&whole).await["headBranch"].as_str().unwrap().to_owned();
+    person.git(&["checkout", "--quiet", &format!("origin/{branch}"), "--", &person.path(&other)]).await;
+    person.git(&["commit", "--quiet", "-m", "What was reviewed of the environment"]).await;
+    person.git(&["push", "--quiet", "origin", "main"]).await;
     scene.server.kill().await;
     quick(&mut scene.server);
     scene.server.up().await;
@@ -427,14 +434,25 @@ async fn what_is_asked_after_the_branch_was_made_stays_in_review_when_that_is_me
         scene.until_task("it is no more in review", task, |task| task["steps"][1]["state"] != "RUNNING").await;
     }
 
-    // The same for a whole environment: it is in one request, with what was asked last.
-    let described = |pull: &Value| pull["body"].as_str().is_some_and(|body| body.contains("env_vars.SECOND: 1"));
-    scene.forge.pull("it is described anew", whole_number, described).await;
-    scene.forge.merge(whole_number, "squash").await;
+    // The same for a whole environment: what was merged of it counts, and what was asked since is another request.
     scene.until_state(&whole, "MERGED").await;
+    scene.forge.pull("the first request is closed", whole_number, |pull| pull["state"] == "closed").await;
     let environment = "query($id: ID!) { environment(id: $id) { config } }";
-    let found = scene.client.ok(environment, json!({ "id": scene.environment })).await;
-    assert_eq!(found["environment"]["config"], json!({ "env_vars": { "FIRST": "1", "SECOND": "1" } }));
+    let config = async || {
+        scene.client.ok(environment, json!({ "id": scene.environment })).await["environment"]["config"].clone()
+    };
+    assert_eq!(config().await, json!({ "env_vars": { "FIRST": "1" } }));
+    let open = "{ proposals(open: true) { nodes { id title } } }";
+    let open = scene.client.ok(open, json!({})).await["proposals"]["nodes"].as_array().cloned().unwrap();
+    assert_eq!(open.len(), 1, "{open:?}");
+    let rest = open[0]["id"].as_str().unwrap();
+    let number = scene.number(rest).await;
+    let pull = scene.forge.api("GET", &format!("/pulls/{number}"), &json!(null)).await;
+    let body = pull["body"].as_str().unwrap();
+    assert!(body.contains("env_vars.SECOND: 1") && !body.contains("env_vars.FIRST: 1"), "{body}");
+    scene.forge.merge(number, "squash").await;
+    scene.until_state(rest, "MERGED").await;
+    assert_eq!(config().await, json!({ "env_vars": { "FIRST": "1", "SECOND": "1" } }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -556,4 +574,72 @@ async fn the_command_line_shows_and_closes_what_is_in_review() {
     let (done, made, said) = ctl(&server, &update).await;
     assert!(done, "{said}");
     assert!(!made.contains("headBranch"), "{made}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_is_merged_when_somebody_says_that_it_is_ready() {
+    let rules = json!({ "mode": REVIEW, "draft": true, "autoMerge": true, "approvals": 0, "mergeMethod": "REBASE" });
+    let scene = Scene::start(rules).await;
+    let id = scene.direct("front").await;
+    let (_, proposal) = scene.set(&id, "COLOR", "blue").await;
+    let number = scene.number(&proposal).await;
+    let says = |found: &Value| found["message"].as_str().is_some_and(|said| said.contains("it is a draft"));
+    scene.until("it waits", &proposal, says).await;
+    let pull = scene.forge.api("GET", &format!("/pulls/{number}"), &json!(null)).await;
+    assert_eq!(pull["draft"], true);
+    let title = pull["title"].as_str().unwrap().trim_start_matches("WIP: ").to_owned();
+    scene.forge.api("PATCH", &format!("/pulls/{number}"), &json!({ "title": title })).await;
+    scene.until_state(&proposal, "MERGED").await;
+    assert_eq!(scene.deployment(&id).await["config"], json!({ "env_vars": { "COLOR": "blue" } }));
+    let rita = scene.forge.clone_of("main").await;
+    let merges = rita.git(&["rev-list", "--merges", "--count", "main"]).await;
+    assert_eq!(merges.trim(), "0", "rebased");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_branch_held_before_is_known_when_somebody_goes_back_to_it_or_merges_it() {
+    let scene = Scene::start(rules()).await;
+    let id = scene.direct("front").await;
+    let (_, proposal) = scene.set(&id, "COLOR", "blue").await;
+    let number = scene.number(&proposal).await;
+    let first = scene.proposal(&proposal).await["head"].as_str().unwrap().to_owned();
+    scene.set(&id, "SIZE", "large").await;
+    let moved = |found: &Value| found["head"].as_str().is_some_and(|head| head != first);
+    scene.until("the second wish is on the branch", &proposal, moved).await;
+    let branch = scene.proposal(&proposal).await["headBranch"].as_str().unwrap().to_owned();
+
+    // Somebody takes the second wish back on the branch: so it is not asked for any more.
+    let person = scene.forge.clone_of(&branch).await;
+    person.git(&["revert", "--no-edit", "HEAD"]).await;
+    person.git(&["push", "--quiet", "origin", &branch]).await;
+    let is_small = |pull: &Value| {
+        let body = pull["body"].as_str().unwrap_or_default();
+        body.contains("`blue`") && !body.contains("`large`")
+    };
+    scene.forge.pull("the description follows", number, is_small).await;
+
+    // And somebody brings the very first commit to the branch that Flux follows, from a clone of then.
+    scene.set(&id, "SHAPE", "round").await;
+    let round = |pull: &Value| pull["body"].as_str().is_some_and(|body| body.contains("`round`"));
+    scene.forge.pull("a third wish is on the branch", number, round).await;
+    person.git(&["checkout", "--quiet", "main"]).await;
+    person.git(&["merge", "--quiet", "--no-ff", "-m", "What was reviewed first", &first]).await;
+    person.git(&["push", "--quiet", "origin", "main"]).await;
+    let blue = json!({ "env_vars": { "COLOR": "blue" } });
+    eventually("blue counts", LIMIT, async || {
+        let found = scene.deployment(&id).await;
+        if found["config"] == blue { Ok(()) } else { Err(found) }
+    })
+    .await;
+    let next = |found: &Value| found["number"].as_i64().is_some_and(|next| next != number);
+    let next = scene.until("the rest goes on in another request", &proposal, next).await["number"].as_i64().unwrap();
+    let body = scene.forge.api("GET", &format!("/pulls/{next}"), &json!(null)).await["body"].clone();
+    let body = body.as_str().unwrap();
+    assert!(body.contains("`round`") && !body.contains("`blue`"), "{body}");
+    scene.forge.pull("the first request is closed", number, |pull| pull["state"] == "closed").await;
+    scene.forge.merge(next, "squash").await;
+    scene.until_state(&proposal, "MERGED").await;
+    let config = scene.deployment(&id).await["config"].clone();
+    assert_eq!((&config["env_vars"]["COLOR"], &config["env_vars"]["SHAPE"]), (&json!("blue"), &json!("round")));
+    assert_eq!(variable(&scene.document("main", &id).await.unwrap(), "SIZE"), Value::Null);
 }

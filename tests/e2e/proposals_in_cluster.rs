@@ -142,3 +142,72 @@ async fn a_reviewed_change_runs_and_its_commits_say_so() {
         assert!(timeline.contains(part), "{part}: {timeline}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thirty_deployments_follow_one_approved_request() {
+    let rules = json!({ "mode": "PULL_REQUEST", "autoMerge": true, "mergeMethod": "SQUASH", "draft": false });
+    let scene = Scene::start(rules).await;
+    let (world, reviews) = (&scene.world, &scene.reviews);
+    let (forge, client) = (&reviews.forge, &reviews.client);
+    let create = "mutation($input: CreateDeploymentInput!) { createDeployment(input: $input, delivery: DIRECT) { deployment { id } task { id } } }";
+    let (mut ids, mut tasks) = (Vec::new(), Vec::new());
+    for index in 0..30 {
+        let input = json!({ "environment": world.environment, "name": format!("web-{index:02}"), "driver": "web-application", "applicationVersion": "1.27", "parameters": { "image": "nginx" } });
+        let made = client.ok(create, json!({ "input": input })).await["createDeployment"].clone();
+        ids.push(made["deployment"]["id"].as_str().unwrap().to_owned());
+        tasks.push(made["task"]["id"].as_str().unwrap().to_owned());
+    }
+    for task in &tasks {
+        assert_eq!(world.until_ended(task).await["state"], "SUCCEEDED");
+    }
+    let update = "mutation($id: ID!, $config: ConfigPatch!) { updateEnvironment(id: $id, config: $config) { fanOut { id proposal { id } } } }";
+    let config = json!({ "set": { "env_vars": { "COLOR": "blue" } } });
+    let asked = client.ok(update, json!({ "id": world.environment, "config": config })).await;
+    let fan_out = asked["updateEnvironment"]["fanOut"]["id"].as_str().unwrap().to_owned();
+    let proposal = asked["updateEnvironment"]["fanOut"]["proposal"]["id"].as_str().unwrap().to_owned();
+    let number = reviews.number(&proposal).await;
+
+    // The base moves under one of them: the branch is built anew, and can be merged.
+    let direct = "mutation($id: ID!, $input: UpdateDeploymentInput!) { updateDeployment(id: $id, input: $input, delivery: DIRECT) { task { id } } }";
+    let input = json!({ "config": { "set": { "env_vars": { "SIZE": "large" } } } });
+    client.ok(direct, json!({ "id": ids[0], "input": input })).await;
+    let branch = reviews.proposal(&proposal).await["headBranch"].as_str().unwrap().to_owned();
+    let variable =
+        |document: &Value, name: &str| document["spec"]["context"]["instance"]["config"]["env_vars"][name].clone();
+    eventually("the branch is on the new base", LIMIT, async || {
+        let found = reviews.document(&branch, &ids[0]).await.unwrap();
+        if variable(&found, "SIZE") == "large" && variable(&found, "COLOR") == "blue" { Ok(()) } else { Err(found) }
+    })
+    .await;
+    // Somebody wants another color for one of them.
+    let person = forge.clone_of(&branch).await;
+    let path = person.path(&ids[1]);
+    let text = std::fs::read_to_string(person.work().join(&path)).unwrap();
+    std::fs::write(person.work().join(&path), text.replace("blue", "green")).unwrap();
+    person.git(&["commit", "--quiet", "-am", "Rather green"]).await;
+    person.git(&["push", "--quiet", "origin", &branch]).await;
+    let green = |pull: &Value| pull["body"].as_str().is_some_and(|body| body.contains("`green`"));
+    forge.pull("the description says green", number, green).await;
+    assert_eq!(reviews.proposal(&proposal).await["state"], "OPEN", "nobody approved");
+    forge.approve(number).await;
+    reviews.until_state(&proposal, "MERGED").await;
+    let commit = scene.merge_commit(number).await;
+    for index in 0..30 {
+        scene.until_status(&commit, &format!("web-{index:02}"), "success", &["failure", "error"]).await;
+    }
+    for id in &ids {
+        world.until_state(id, "RUNNING").await;
+        let found = reviews.document("main", id).await.unwrap();
+        assert_eq!(variable(&found, "COLOR"), if *id == ids[1] { "green" } else { "blue" });
+        assert_eq!(found["spec"]["instanceId"], reviews.deployment(id).await["newestInstance"]["id"]);
+    }
+    let query = "query($id: ID!) { fanOut(id: $id) { state changed { total running succeeded superseded } } }";
+    let changed = client.ok(query, json!({ "id": fan_out })).await["fanOut"]["changed"].clone();
+    assert_eq!((changed["running"].as_i64(), changed["succeeded"].as_i64()), (Some(0), Some(30)), "{changed}");
+    assert_eq!(forge.pulls().await.len(), 1);
+    eventually("one comment says what happened", LIMIT, async || {
+        let said = scene.comments(number).await;
+        if said.contains("Rolled out: 30 succeeded") { Ok(()) } else { Err(said) }
+    })
+    .await;
+}

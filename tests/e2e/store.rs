@@ -11,8 +11,8 @@ use styrmin_server::store::{
     DeploymentState, DriverVersion, EditKind, EditPolicy, EditScope, EditState, Environment, FanOut, FanOutLevel,
     FanOutState, GitEdit, Instance, InstanceOutcome, InstanceState, ItemState, LastReport, Lead, Lifecycle, MergedItem,
     Observation, OutboxKind, Person, Proposal, ProposalEnd, ProposalItem, ProposalScope, ProposalState, ProposedChange,
-    ProposedEdit, Pushed, Report, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState, Store,
-    StoreError, Target, Task, TaskScope, TaskState, TimelineKind, Token, TokenKind, Untouched,
+    ProposedEdit, Pushed, Report, Rest, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState,
+    Store, StoreError, Target, Task, TaskScope, TaskState, TimelineKind, Token, TokenKind, Untouched,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -454,7 +454,6 @@ fn proposal(id: &str, own: bool) -> Proposal {
         level: (!own).then(|| "environment".into()),
         subject_id: (!own).then(|| "environment".into()),
         patches: Vec::new(),
-        pushed_patches: 0,
         fan_out_id: None,
         delivery: DeliveryRules { reviewers: Some(vec!["rita".into()]), ..DeliveryRules::default() },
         state: ProposalState::Open,
@@ -488,7 +487,6 @@ async fn reviews(store: &Shared) {
             task_id: task.id.clone(),
             base_instance_id: row.newest_instance_id.clone(),
             pushed_instance_id: None,
-            pushed_edits: 0,
             state: ItemState::Open,
         };
         let deployment = Deployment { last_sequence: instance.sequence, ..row.clone() };
@@ -526,8 +524,9 @@ async fn reviews(store: &Shared) {
     older.state = TaskState::Superseded;
     let next = ProposedChange { superseded: vec![older], ..stored(&now, "p1", 2) };
     store.propose(&known, &[next], None).await.unwrap();
-    let item = store.item_of_instance("rv-i002").await.unwrap().unwrap();
-    assert_eq!((item.instance_id.as_str(), item.edits.len(), item.pushed_edits), ("rv-i003", 2, 1));
+    let held = store.item_of_instance("rv-i002").await.unwrap().unwrap();
+    let item = &held.item;
+    assert_eq!((item.instance_id.as_str(), item.edits.len(), held.held_edits), ("rv-i003", 2, 1));
     // The branch is merged as it was: the first wish counts, the second stays under another branch.
     let now = store.deployment("rv").await.unwrap().unwrap();
     let merged = MergedItem {
@@ -536,7 +535,7 @@ async fn reviews(store: &Shared) {
         instance_id: None,
         revision: "m1".into(),
         tasks: Vec::new(),
-        rest: Some((1, "styrmin/rest".into())),
+        rest: Some(Rest { edits: 1, branch: "styrmin/rest".into(), merged_id: "p1-merged".into() }),
         lead: Some(lead.clone()),
     };
     let now = store.change(&Change { merged: Some(merged), ..current(change(&now)) }).await.unwrap();
@@ -544,6 +543,13 @@ async fn reviews(store: &Shared) {
         (store.proposal("p1").await.unwrap().unwrap(), store.proposal_items("p1").await.unwrap().remove(0));
     assert_eq!((rest.state, rest.head_branch.as_str(), rest.head), (ProposalState::Open, "styrmin/rest", None));
     assert_eq!((item.state, item.edits.len(), item.pushed_instance_id), (ItemState::Open, 1, None));
+    let stands = store.proposal("p1-merged").await.unwrap().unwrap();
+    assert_eq!((stands.state, stands.head.as_deref()), (ProposalState::Merged, Some("c1")), "with the request");
+    assert_eq!(
+        store.proposal_items("p1-merged").await.unwrap()[0].instance_id,
+        now.newest_instance_id.clone().unwrap()
+    );
+    assert_eq!(store.item_of_instance("rv-i002").await.unwrap(), None);
     // It is merged as it is: the very instance is the newest.
     let mut task = store.task("rv-t003").await.unwrap().unwrap();
     task.message = Some("merged".into());

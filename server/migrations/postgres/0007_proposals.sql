@@ -10,8 +10,6 @@ CREATE TABLE proposals (
     level TEXT,
     subject_id TEXT,
     patches JSON NOT NULL,
-    -- How many of them the branch holds.
-    pushed_patches BIGINT NOT NULL,
     fan_out_id TEXT,
     delivery JSON NOT NULL,
     state TEXT NOT NULL,
@@ -42,8 +40,6 @@ CREATE TABLE proposal_items (
     task_id TEXT NOT NULL,
     base_instance_id TEXT,
     pushed_instance_id TEXT,
-    -- How many of the edits the branch holds.
-    pushed_edits BIGINT NOT NULL,
     state TEXT NOT NULL,
     -- Whether it is a proposal of the deployment's own.
     own BOOLEAN NOT NULL,
@@ -52,8 +48,18 @@ CREATE TABLE proposal_items (
 CREATE UNIQUE INDEX proposal_items_own ON proposal_items (deployment_id) WHERE state = 'open' AND own;
 CREATE INDEX proposal_items_deployment ON proposal_items (deployment_id, proposal_id);
 CREATE INDEX proposal_items_instance ON proposal_items (instance_id);
-CREATE INDEX proposal_items_pushed ON proposal_items (pushed_instance_id);
 CREATE INDEX proposal_items_task ON proposal_items (task_id);
+
+-- What each push to a proposal's branch brought: any of them may be what somebody merges.
+CREATE TABLE proposal_pushes (
+    instance_id TEXT PRIMARY KEY NOT NULL,
+    proposal_id TEXT NOT NULL REFERENCES proposals (id),
+    deployment_id TEXT NOT NULL REFERENCES deployments (id),
+    -- How many of the item's edits and of the proposal's patches it has.
+    edits BIGINT NOT NULL,
+    patches BIGINT NOT NULL
+);
+CREATE INDEX proposal_pushes_item ON proposal_pushes (proposal_id, deployment_id);
 
 -- What the forge shall know of each commit of ours and of each merge.
 CREATE TABLE commit_statuses (

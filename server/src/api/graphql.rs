@@ -14,7 +14,7 @@ use crate::changes::{
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus, Said};
 use crate::repository::Access;
 use crate::store::{
-    After, AfterStatus, Confirmations, Delivery, DeliveryRules, EditPolicy, EditScope, ForgeKind, MergeMethod, Person,
+    After, AfterStatus, Confirmations, Delivery, DeliveryRules, EditPolicy, EditScope, ForgeKind, Person,
     ProposalScope, ProposalState, Snapshot, StatusRow, StatusScope, TaskScope,
 };
 use async_graphql::{
@@ -549,35 +549,6 @@ impl From<RepositoryForgeInput> for ForgeInput {
     }
 }
 
-/// How changes come to the branch that Flux follows. What is not set comes from the level above, or stays as it is.
-#[derive(InputObject, Default)]
-struct DeliveryInput {
-    /// DIRECT when no level says anything.
-    mode: Option<Delivery>,
-    /// Branch that requests are for; the one that Flux follows when no level says another.
-    target_branch: Option<String>,
-    /// People who shall review.
-    reviewers: Option<Vec<String>>,
-    /// Labels of requests.
-    labels: Option<Vec<String>>,
-    /// Requests begin as drafts.
-    draft: Option<bool>,
-    /// How Styrmin merges.
-    merge_method: Option<MergeMethod>,
-    /// Styrmin merges as soon as the forge says that it may: checks passed, approvals there.
-    auto_merge: Option<bool>,
-    /// Approvals that a merge by Styrmin needs; 1 when no level says another number.
-    approvals: Option<u32>,
-}
-
-impl From<Option<DeliveryInput>> for DeliveryRules {
-    fn from(input: Option<DeliveryInput>) -> Self {
-        let DeliveryInput { mode, target_branch, reviewers, labels, draft, merge_method, auto_merge, approvals } =
-            input.unwrap_or_default();
-        Self { mode, target_branch, reviewers, labels, draft, merge_method, auto_merge, approvals }
-    }
-}
-
 /// What opens a repository. In a change, what is not set stays as it is.
 #[derive(InputObject, Default)]
 struct GitAccessInput {
@@ -620,7 +591,7 @@ struct CreateClusterInput {
     /// Has Flux accept only commits that are signed with this server's key or a trusted one.
     verification: Option<VerificationInput>,
     /// How changes come to the branch that Flux follows.
-    delivery: Option<DeliveryInput>,
+    delivery: Option<DeliveryRules>,
 }
 
 /// One recipient, several, or as it is.
@@ -1000,7 +971,7 @@ impl Mutation {
             age_recipients: recipients(input.age_recipient, input.age_recipients).unwrap_or_default(),
             edits: input.edits.into(),
             trusted_keys: input.verification.map(|verification| verification.trusted_keys),
-            delivery: input.delivery.into(),
+            delivery: input.delivery.unwrap_or_default(),
             forge,
         };
         let (cluster, agent_token) = api(ctx)?.changes.create_cluster(input, author).await.map_err(refused)?;
@@ -1021,7 +992,7 @@ impl Mutation {
         edits: Option<EditRulesInput>,
         git: Option<GitAccessInput>,
         forge: Option<RepositoryForgeInput>,
-        rules: Option<DeliveryInput>,
+        rules: Option<DeliveryRules>,
         delivery: Option<Delivery>,
     ) -> Result<UpdateClusterPayload> {
         let author = administrator(ctx)?;
@@ -1031,7 +1002,7 @@ impl Mutation {
             age_recipients,
             edits: edits.into(),
             access: git.map(Access::from),
-            delivery: rules.into(),
+            delivery: rules.unwrap_or_default(),
             forge: forge.map(ForgeInput::from),
             asked: delivery,
         };
@@ -1047,12 +1018,12 @@ impl Mutation {
         cluster: ID,
         name: String,
         config: Option<Json<config::Object>>,
-        rules: Option<DeliveryInput>,
+        rules: Option<DeliveryRules>,
     ) -> Result<Environment> {
         let author = administrator(ctx)?;
         let config = config.map(|config| config.0).unwrap_or_default();
         let changes = &api(ctx)?.changes;
-        let created = changes.create_environment(&cluster, &name, config, rules.into(), author).await;
+        let created = changes.create_environment(&cluster, &name, config, rules.unwrap_or_default(), author).await;
         Ok(Environment(created.map_err(refused)?))
     }
 
@@ -1063,12 +1034,13 @@ impl Mutation {
         ctx: &Context<'_>,
         id: ID,
         config: Option<ConfigPatch>,
-        rules: Option<DeliveryInput>,
+        rules: Option<DeliveryRules>,
         delivery: Option<Delivery>,
     ) -> Result<UpdateEnvironmentPayload> {
         let author = administrator(ctx)?;
         let patch = Wrapped::from(config).0;
-        let updated = api(ctx)?.changes.update_environment(&id, &patch, &rules.into(), delivery, author).await;
+        let updated =
+            api(ctx)?.changes.update_environment(&id, &patch, &rules.unwrap_or_default(), delivery, author).await;
         let (environment, fan_out) = updated.map_err(refused)?;
         Ok(UpdateEnvironmentPayload { environment: Environment(environment), fan_out: FanOut(fan_out) })
     }

@@ -37,8 +37,9 @@ pub const BODY_MAX: usize = 4 << 20;
 pub const REPORT_BODY_MAX: usize = 32 << 20;
 /// How many requests larger than [`BODY_MAX`] are worked on at a time: each takes much memory.
 const LARGE_REQUESTS: usize = 4;
-/// Most bytes of a webhook.
+/// Most bytes of a webhook, and the longest time for one.
 const WEBHOOK_MAX: usize = 4 << 20;
+const WEBHOOK_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time for a GraphQL request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(90);
 
@@ -216,10 +217,6 @@ async fn show_proposal(State(state): State<Arc<AppState>>, Path(id): Path<String
 async fn webhook(State(state): State<Arc<AppState>>, Path(cluster): Path<String>, request: Request) -> Response {
     let refused = || problem(StatusCode::FORBIDDEN, "the signature is not that of this cluster's forge");
     let (parts, body) = request.into_parts();
-    let body = tokio::time::timeout(REQUEST_LIMIT, axum::body::to_bytes(body, WEBHOOK_MAX));
-    let Ok(Ok(bytes)) = body.await else {
-        return problem(StatusCode::PAYLOAD_TOO_LARGE, "it is too large, or broke off");
-    };
     let found = match state.api.store.cluster(&cluster).await {
         Ok(Some(found)) => found,
         Ok(None) => return refused(),
@@ -230,9 +227,21 @@ async fn webhook(State(state): State<Arc<AppState>>, Path(cluster): Path<String>
     };
     let secret = state.api.changes.way_in(&found).ok().and_then(|(_, _, secret)| secret).unwrap_or_default();
     let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
-    let genuine =
-        found.forge.as_ref().is_some_and(|forge| proposals::webhook::is_genuine(forge.kind, &secret, &bytes, header));
-    if !genuine {
+    // Nobody else's bodies are read.
+    let Some(kind) = found.forge.as_ref().map(|forge| forge.kind).filter(|_| !secret.is_empty()) else {
+        return refused();
+    };
+    if !proposals::webhook::is_signed(kind, header) {
+        return refused();
+    }
+    let body = async {
+        let _turn = state.large.acquire().await.ok()?;
+        axum::body::to_bytes(body, WEBHOOK_MAX).await.ok()
+    };
+    let Ok(Some(bytes)) = tokio::time::timeout(WEBHOOK_LIMIT, body).await else {
+        return problem(StatusCode::PAYLOAD_TOO_LARGE, "it is too large, or broke off");
+    };
+    if !proposals::webhook::is_genuine(kind, &secret, &bytes, header) {
         return refused();
     }
     let target = Target { repository: found.repository, branch: found.branch };

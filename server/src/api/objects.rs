@@ -7,8 +7,8 @@ use crate::clock::timestamp;
 use crate::proposals;
 use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
 use crate::store::{
-    self, Delivery, DeploymentState, EditKind, EditPolicy, EditScope, EditState, FanOutLevel, FanOutState, ForgeKind,
-    InstanceState, ItemState, LastReport, Lifecycle, MergeMethod, Millis, ProposalScope, ProposalState, Snapshot,
+    self, DeliveryRules, DeploymentState, EditKind, EditPolicy, EditScope, EditState, FanOutLevel, FanOutState,
+    ForgeKind, InstanceState, ItemState, LastReport, Lifecycle, Millis, ProposalScope, ProposalState, Snapshot,
     StatusScope, StepState, TaskScope, TaskState, TimelineKind,
 };
 use crate::tasks::machine;
@@ -103,8 +103,8 @@ impl Cluster {
         self.0.removal_threshold
     }
     /// How changes come to the branch that Flux follows.
-    async fn delivery(&self) -> DeliveryRules {
-        DeliveryRules::from(&self.0.delivery)
+    async fn delivery(&self) -> &DeliveryRules {
+        &self.0.delivery
     }
     /// The forge of its repository.
     async fn forge(&self) -> Option<RepositoryForge> {
@@ -253,8 +253,8 @@ impl Environment {
         Ok(ctx.data::<Api>()?.store.cluster(&self.0.cluster_id).await.map_err(failed)?.map(Cluster))
     }
     /// How changes come to the branch that Flux follows, where it differs from the cluster.
-    async fn delivery(&self) -> DeliveryRules {
-        DeliveryRules::from(&self.0.delivery)
+    async fn delivery(&self) -> &DeliveryRules {
+        &self.0.delivery
     }
     async fn created_at(&self) -> String {
         time(self.0.created_at)
@@ -272,43 +272,6 @@ impl Environment {
     #[graphql(complexity = "first.unwrap_or(50) as usize * child_complexity")]
     async fn fan_outs(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<FanOut>> {
         graphql::fan_outs(ctx, &self.0.id, first, after).await
-    }
-}
-
-/// How changes are delivered; null: the level above says it.
-#[derive(SimpleObject)]
-pub(super) struct DeliveryRules {
-    /// At once, or after a review.
-    mode: Option<Delivery>,
-    /// Branch that requests are for.
-    target_branch: Option<String>,
-    /// People who shall review.
-    reviewers: Option<Vec<String>>,
-    /// Labels of requests.
-    labels: Option<Vec<String>>,
-    /// Requests begin as drafts.
-    draft: Option<bool>,
-    /// How Styrmin merges.
-    merge_method: Option<MergeMethod>,
-    /// Styrmin merges as soon as the forge says that it may.
-    auto_merge: Option<bool>,
-    /// Approvals that a merge by Styrmin needs.
-    approvals: Option<u32>,
-}
-
-impl From<&store::DeliveryRules> for DeliveryRules {
-    fn from(rules: &store::DeliveryRules) -> Self {
-        let rules = rules.clone();
-        Self {
-            mode: rules.mode,
-            target_branch: rules.target_branch,
-            reviewers: rules.reviewers,
-            labels: rules.labels,
-            draft: rules.draft,
-            merge_method: rules.merge_method,
-            auto_merge: rules.auto_merge,
-            approvals: rules.approvals,
-        }
     }
 }
 

@@ -128,7 +128,14 @@ impl Changes {
     }
 
     async fn fan_out(&self, fan_out: &FanOut) -> Result<Untouched> {
-        let mut scene = self.whole(fan_out).await?;
+        let mut scene = match (self.whole(fan_out).await, &fan_out.proposal_id) {
+            // What was good when it was asked for does not fit any more.
+            (Err(error @ ChangeError::Invalid(_)), Some(proposal)) => {
+                self.end_proposal(proposal, ProposalState::Closed, &error.to_string()).await?;
+                self.whole(fan_out).await?
+            }
+            (scene, _) => scene?,
+        };
         let review = scene.review.take();
         let mut concerned = self.store.concerned(fan_out).await?;
         // Of an attempt that was cut off.

@@ -564,12 +564,17 @@ impl Changes {
             Wish::Change { deployment, request } => {
                 let named = self.named(request).await?;
                 let rows = self.rows(deployment).await?;
-                let edit = request.edit(&rows, &named, &self.drivers.catalog())?;
-                check_lifecycle(&rows, &edit)?;
-                if edit.is_done(&rows) {
+                // What is in review already, if this goes there too.
+                let (mut edits, review) = self.in_review(&rows).await?;
+                let seen = compute::applied(&rows, &edits, &self.key)?;
+                let edit = request.edit(&seen, &named, &self.drivers.catalog())?;
+                check_lifecycle(&seen, &edit)?;
+                if edit.is_done(&seen) {
                     return Ok(Preview::default());
                 }
-                (rows, edit)
+                edits.push(edit);
+                let computation = Computation { review, ..self.computation(rows, edits, author) };
+                return on_a_thread(move || preview::preview(&computation)).await;
             }
         };
         let computation = self.computation(rows, vec![edit], author);
@@ -630,11 +635,7 @@ impl Changes {
         };
         for _ in 0..ATTEMPTS {
             let rows = self.rows(id).await?;
-            if let Some(base) = base
-                && rows.deployment.newest_instance_id.as_deref() != Some(base)
-            {
-                return Err(self.base_moved(&rows, base).await?);
-            }
+            self.check_base(&rows, base).await?;
             let edit = decide(&rows)?;
             check_lifecycle(&rows, &edit)?;
             if edit.is_done(&rows) {
@@ -715,6 +716,16 @@ impl Changes {
         Ok(runs)
     }
 
+    /// Whether the deployment still is as the caller looked at it.
+    async fn check_base(&self, rows: &Rows, base: Option<&str>) -> Result<()> {
+        match base {
+            Some(base) if rows.deployment.newest_instance_id.as_deref() != Some(base) => {
+                Err(self.base_moved(rows, base).await?)
+            }
+            _ => Ok(()),
+        }
+    }
+
     async fn base_moved(&self, rows: &Rows, base: &str) -> Result<ChangeError> {
         let known = self.store.instance(base).await?.filter(|known| known.deployment_id == rows.deployment.id);
         let Some(known) = known else {
@@ -774,7 +785,8 @@ impl Changes {
             ForgeKind::Gitlab => format!("{web}/api/v4"),
             ForgeKind::Gitea => web,
         };
-        let url = input.url.clone().or(known.map(|known| known.url)).unwrap_or(default);
+        let known = known.filter(|known| known.kind == kind).map(|known| known.url);
+        let url = input.url.clone().or(known).unwrap_or(default);
         let parsed = url::Url::parse(&url).ok().filter(|_| url.len() <= 2048);
         let is_plain = |url: &url::Url| {
             let nobody = url.username().is_empty() && url.password().is_none();

@@ -18,11 +18,11 @@ use super::{ATTEMPTS, Changed, Changes, QUEUE_LIMIT, Result, check_lifecycle, in
 use crate::changes::ChangeError;
 use crate::faults;
 use crate::metrics;
-use crate::repository::{CommitEntry, Content};
+use crate::repository::{CommitEntry, Content, capitalised};
 use crate::store::{
-    Cluster, Delivery, DeliveryRules, Deployment, DeploymentState, Environment, FanOut, FanOutLevel, Instance,
+    Change, Cluster, Delivery, DeliveryRules, Deployment, DeploymentState, Environment, FanOut, FanOutLevel, Instance,
     ItemState, Lead, Lifecycle, MergedItem, Person, Proposal, ProposalEnd, ProposalItem, ProposalState, ProposedChange,
-    ProposedDriver, ProposedEdit, ProposedPatch, Sealed, Secret, StoreError, Target, Task, TaskState,
+    ProposedDriver, ProposedEdit, ProposedPatch, Rest, Sealed, Secret, StoreError, Target, Task, TaskState,
 };
 use crate::tasks::machine::{self, Event};
 use anyhow::anyhow;
@@ -98,6 +98,8 @@ pub struct Refreshed {
 pub(super) struct Merge {
     pub(super) item: ProposalItem,
     pub(super) instance: Instance,
+    /// How many of the item's edits, and of the proposal's patches, it has.
+    counts: (usize, usize),
     /// What the file holds; `None`: it is gone, as it shall be.
     pub(super) document: Option<String>,
     pub(super) commit: CommitEntry,
@@ -144,6 +146,22 @@ impl Changes {
         self.propose_edit(rows, None, Vec::new(), edit, rules, author).await
     }
 
+    /// What of a deployment is in review in a proposal of its own, when its changes are reviewed: the edits, and the
+    /// instance whose place another one would take.
+    pub(super) async fn in_review(&self, rows: &Rows) -> Result<(Vec<Edit>, Option<Option<Box<Instance>>>)> {
+        let id = &rows.deployment.id;
+        if rules_of(&rows.cluster, Some(&rows.environment), None).is_none() {
+            return Ok((Vec::new(), None));
+        }
+        let Some(own) = self.store.own_proposal(id).await? else { return Ok((Vec::new(), Some(None))) };
+        let item = self.open_items(&own.id).await?.into_iter().find(|item| item.deployment_id == *id);
+        let edits = match &item {
+            Some(item) => self.opened(&item.edits, id).await?,
+            None => Vec::new(),
+        };
+        Ok((edits, Some(self.instance_of(item.as_ref()).await?.map(Box::new))))
+    }
+
     /// Proposes what `decide` says of what the deployment's own proposal leads to.
     pub(super) async fn propose(
         &self,
@@ -158,11 +176,7 @@ impl Changes {
         };
         for _ in 0..ATTEMPTS {
             let rows = self.rows(id).await?;
-            if let Some(base) = base
-                && rows.deployment.newest_instance_id.as_deref() != Some(base)
-            {
-                return Err(self.base_moved(&rows, base).await?);
-            }
+            self.check_base(&rows, base).await?;
             let own = self.store.own_proposal(id).await?;
             let item = match &own {
                 Some(proposal) => {
@@ -243,34 +257,19 @@ impl Changes {
                 self.new_proposal(&change.cluster.0, &deployment.name, title, rules, author).await?
             }
         };
-        let item = ProposalItem {
-            proposal_id: proposal.id.clone(),
-            deployment_id: deployment.id.clone(),
-            edits: stored,
-            instance_id: instance.id.clone(),
-            task_id: task.id.clone(),
-            base_instance_id: base,
-            pushed_instance_id: known.as_ref().and_then(|(_, item)| item.pushed_instance_id.clone()),
-            pushed_edits: known.as_ref().map_or(0, |(_, item)| item.pushed_edits),
-            state: ItemState::Open,
-        };
-        let superseded = self.superseded(known.as_ref().map(|(_, item)| item), instance.sequence).await?;
-        let row = Deployment { last_sequence: instance.sequence, ..deployment };
         let workflow = task.workflow.clone();
-        let change = ProposedChange {
-            cluster: change.cluster,
-            environment: change.environment,
-            deployment: row.clone(),
-            instance: (instance, task.clone()),
-            item,
-            superseded,
-        };
+        let answer = task.clone();
+        let id = deployment.id.clone();
+        let change = Change { instance: Some((instance, task)), ..change };
+        let item = known.as_ref().map(|(_, item)| item);
+        let part = self.part_of(&proposal, (deployment.clone(), base), change, stored, item).await?;
+        let Some(change) = part else { return Ok(Changed { deployment, task: None, proposal: None }) };
         self.store.propose(&proposal, &[change], None).await?;
         metrics::changes(&workflow).inc();
         self.wake.review(&proposal.target());
-        let deployment = self.store.deployment(&row.id).await?.unwrap_or(row);
+        let deployment = self.store.deployment(&id).await?.unwrap_or(deployment);
         let proposal = self.store.proposal(&proposal.id).await?;
-        Ok(Changed { deployment, task: Some(task), proposal })
+        Ok(Changed { deployment, task: Some(answer), proposal })
     }
 
     async fn new_proposal(
@@ -292,7 +291,6 @@ impl Changes {
             level: None,
             subject_id: None,
             patches: Vec::new(),
-            pushed_patches: 0,
             fan_out_id: None,
             delivery,
             state: ProposalState::Open,
@@ -503,7 +501,7 @@ impl Changes {
                 }
                 let said = commits.iter().find(|commit| commit.deployment == part.deployment.id);
                 let said = match said {
-                    Some(said) if self.is_ours(said).await? => None,
+                    Some(said) if self.is_ours(part, said).await? => None,
                     said => said,
                 };
                 if let Some(said) = said.filter(|said| said.left_out) {
@@ -514,7 +512,9 @@ impl Changes {
                 }
                 let folded = said.and_then(|said| self.fold(part, said, &mut refreshed.refused));
                 let is_pushed = part.item.pushed_instance_id.as_ref() == Some(&part.item.instance_id);
-                match self.again(&proposal, part, folded, (anew && is_pushed) || said.is_some()).await {
+                // Not again and again while a push fails.
+                let fresh = folded.is_some() || (is_pushed && (anew || said.is_some()));
+                match self.again(&proposal, part, folded, fresh).await {
                     Ok(Again::Same) => {}
                     Ok(Again::Other(change)) => changes.push(*change),
                     Ok(Again::Nothing(why)) => {
@@ -540,12 +540,13 @@ impl Changes {
                     let end =
                         ProposalEnd { proposal: Proposal { version, ..proposal.clone() }, anew: false, tasks: dropped };
                     self.store.end_proposal(&end).await?;
-                    self.merge_level(&proposal.id, true, None).await?;
+                    self.merge_level(&proposal.id, usize::MAX, None).await?;
                     return Ok(Refreshed { changed: true, ..refreshed });
                 }
                 let ended = (!left).then(|| self.clock.now());
                 let state = if left { ProposalState::Open } else { ProposalState::Closed };
-                let message = Some(NOTHING_LEFT.to_owned()).filter(|_| !left).or(proposal.message.clone());
+                let why = dropped.last().and_then(|task| task.message.clone());
+                let message = if left { proposal.message.clone() } else { why };
                 let proposal = Proposal { state, message, ended_at: ended, version, ..proposal };
                 self.store.end_proposal(&ProposalEnd { proposal, anew: false, tasks: dropped }).await?;
                 refreshed.changed = true;
@@ -556,17 +557,22 @@ impl Changes {
 
     /// Whether the branch holds what we wrote there for one of the deployment's instances: a push of ours whose record
     /// was lost is nobody's edit.
-    async fn is_ours(&self, said: &BranchEdit) -> Result<bool> {
+    async fn is_ours(&self, part: &Part, said: &BranchEdit) -> Result<bool> {
         if said.left_out {
             return Ok(false);
         }
         let Some(text) = said.document.text() else { return Ok(false) };
         let Some(named) = verdict::named(text) else { return Ok(false) };
+        let recorded = match &part.item.pushed_instance_id {
+            Some(id) => self.store.instance(id).await?.map_or(0, |recorded| recorded.sequence),
+            None => 0,
+        };
         let found = self.store.instance(&named).await?;
+        // Later than what is recorded: an older one is what somebody went back to.
         Ok(found.is_some_and(|found| {
             found.deployment_id == said.deployment
                 && found.document.as_deref() == Some(text)
-                && found.revision.is_none()
+                && found.sequence > recorded
         }))
     }
 
@@ -614,23 +620,42 @@ impl Changes {
         if let Some((edit, author)) = &folded {
             stored.push(proposed(edit, last, author));
         }
-        let superseded = self.superseded(Some(&part.item), instance.sequence).await?;
+        let task = Task { fan_out_id: proposal.fan_out_id.clone(), ..task };
+        let change = Change { instance: Some((instance, task)), ..change };
+        let part = self.part_of(proposal, (deployment, base), change, stored, Some(&part.item)).await?;
+        Ok(part.map_or(Again::Nothing(NOTHING_LEFT), |part| Again::Other(Box::new(part))))
+    }
+
+    /// A deployment's part of a proposal, as it shall be stored with the instance of `change`; `known` is the part
+    /// whose place it takes.
+    async fn part_of(
+        &self,
+        proposal: &Proposal,
+        (deployment, base): (Deployment, Option<String>),
+        change: Change,
+        edits: Vec<ProposedEdit>,
+        known: Option<&ProposalItem>,
+    ) -> Result<Option<ProposedChange>> {
+        let Some((instance, task)) = change.instance else { return Ok(None) };
+        let superseded = self.superseded(known, instance.sequence).await?;
         let item = ProposalItem {
-            edits: stored,
+            proposal_id: proposal.id.clone(),
+            deployment_id: deployment.id.clone(),
+            edits,
             instance_id: instance.id.clone(),
             task_id: task.id.clone(),
             base_instance_id: base,
-            ..part.item.clone()
+            pushed_instance_id: known.and_then(|known| known.pushed_instance_id.clone()),
+            state: ItemState::Open,
         };
-        let task = Task { fan_out_id: proposal.fan_out_id.clone(), ..task };
-        Ok(Again::Other(Box::new(ProposedChange {
+        Ok(Some(ProposedChange {
             cluster: change.cluster,
             environment: change.environment,
             deployment: Deployment { last_sequence: instance.sequence, ..deployment },
             instance: (instance, task),
             item,
             superseded,
-        })))
+        }))
     }
 
     /// What somebody committed to a part's file, as an edit of its deployment; what cannot be one is told.
@@ -730,11 +755,22 @@ impl Changes {
     /// # Errors
     /// When the database fails, or rows keep moving.
     pub async fn end_merged(&self, id: &str) -> Result<()> {
-        // Nothing of it may have been recognised: the configuration was reviewed all the same.
-        self.merge_level(id, false, None).await?;
+        // Nothing of it may have been recognised: the configuration was reviewed all the same, as the branch had it.
+        let mut patches = 0;
+        for item in self.open_items(id).await? {
+            let Some(pushed) = &item.pushed_instance_id else { continue };
+            let held = self.store.item_of_instance(pushed).await?;
+            patches = patches.max(held.map_or(0, |held| usize::try_from(held.held_patches).unwrap_or_default()));
+        }
+        if patches > 0 {
+            self.merge_level(id, patches, None).await?;
+        }
         for _ in 0..ATTEMPTS {
             let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
             let items = self.open_items(id).await?;
+            if proposal.ended_at.is_some() && items.is_empty() {
+                return Ok(());
+            }
             let (waits, left_out): (Vec<ProposalItem>, Vec<ProposalItem>) = items.into_iter().partition(|item| {
                 proposal.level.is_none() && item.pushed_instance_id.as_ref() != Some(&item.instance_id)
             });
@@ -762,7 +798,7 @@ impl Changes {
         document: &Content,
         commit: &CommitEntry,
     ) -> Result<Option<Merge>> {
-        let item = match document {
+        let held = match document {
             Content::Text(text) => match verdict::named(text) {
                 Some(named) => self.store.item_of_instance(&named).await?,
                 None => None,
@@ -770,15 +806,13 @@ impl Changes {
             Content::Absent => self.store.item_that_ends(deployment).await?,
             Content::Other => None,
         };
-        let Some(item) = item.filter(|item| item.deployment_id == deployment) else { return Ok(None) };
+        let Some(held) = held.filter(|held| held.item.deployment_id == deployment) else { return Ok(None) };
         // What the branch held when it was merged, which may not be what is asked by now.
-        let id = match document {
-            Content::Text(text) => verdict::named(text),
-            _ => item.pushed_instance_id.clone(),
-        };
-        let Some(instance) = self.store.instance(&id.unwrap_or_default()).await? else { return Ok(None) };
+        let Some(instance) = self.store.instance(&held.held_instance_id).await? else { return Ok(None) };
+        let count = |count: i64| usize::try_from(count).unwrap_or_default();
+        let counts = (count(held.held_edits), count(held.held_patches));
         let document = document.text().map(str::to_owned);
-        Ok(Some(Merge { item, instance, document, commit: commit.clone() }))
+        Ok(Some(Merge { item: held.item, instance, counts, document, commit: commit.clone() }))
     }
 
     /// Takes over what was merged; gives the deployments for which that was done, with what their secrets file shall
@@ -795,7 +829,19 @@ impl Changes {
         }
         let mut taken = BTreeMap::new();
         for (id, merges) in proposals {
-            self.merge_level(&id, false, lead).await?;
+            let patches = merges.iter().map(|merge| merge.counts.1).max().unwrap_or_default();
+            match self.merge_level(&id, patches, lead).await {
+                // One that does not fit any more must not keep all others from being seen: its files are edits then.
+                Err(error @ (ChangeError::Invalid(_) | ChangeError::NotFound { .. } | ChangeError::Internal(_))) => {
+                    tracing::error!(
+                        proposal = id,
+                        error = error.to_string(),
+                        "a merged configuration cannot be taken over"
+                    );
+                    continue;
+                }
+                other => other?,
+            }
             faults::point("review-level");
             for merge in merges {
                 let deployment = merge.item.deployment_id.clone();
@@ -820,8 +866,10 @@ impl Changes {
                     }
                     Ok(false) => {}
                     // One that cannot be taken over must not keep all others from being seen: it is an edit then.
-                    Err(error @ (ChangeError::Invalid(_) | ChangeError::NotFound { .. })) => {
-                        tracing::warn!(
+                    Err(
+                        error @ (ChangeError::Invalid(_) | ChangeError::NotFound { .. } | ChangeError::Internal(_)),
+                    ) => {
+                        tracing::error!(
                             proposal = id,
                             deployment,
                             error = error.to_string(),
@@ -837,19 +885,17 @@ impl Changes {
         Ok(taken)
     }
 
-    /// The configuration that a proposal changes counts from its merge on, as far as its branch had it; with `whole`
-    /// all of it. What was asked since stays in review by itself. What else it concerns is looked at once all of its
+    /// The configuration that a proposal changes counts from its merge on, as far as its branch had it: so many of its
+    /// patches. What was asked since stays in review by itself. What else it concerns is looked at once all of its
     /// parts are taken over.
-    pub(super) async fn merge_level(&self, id: &str, whole: bool, lead: Option<&Lead>) -> Result<()> {
+    pub(super) async fn merge_level(&self, id: &str, count: usize, lead: Option<&Lead>) -> Result<()> {
         for _ in 0..ATTEMPTS {
             let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
             let Some((level, subject)) = proposal.subject() else { return Ok(()) };
             if !matches!(proposal.state, ProposalState::Preparing | ProposalState::Open) {
                 return Ok(());
             }
-            let pushed = usize::try_from(proposal.pushed_patches).unwrap_or_default().min(proposal.patches.len());
-            let count = if whole { proposal.patches.len() } else { pushed };
-            let (patches, left) = proposal.patches.split_at(count);
+            let (patches, left) = proposal.patches.split_at(count.min(proposal.patches.len()));
             let (patches, left) = (patches.to_vec(), left.to_vec());
             let merging = Proposal { patches, ..proposal.clone() };
             let mut cluster = self.cluster(&proposal.cluster_id).await?;
@@ -885,7 +931,8 @@ impl Changes {
                 rest = Some((next, looks));
             }
             let cluster = Some(&cluster).filter(|_| level == FanOutLevel::Cluster);
-            let merged = Proposal { state: ProposalState::Merged, ended_at: Some(self.clock.now()), ..merging };
+            let ended_at = Some(self.clock.now());
+            let merged = Proposal { state: ProposalState::Merged, message: None, ended_at, ..merging };
             let rest = rest.as_ref().map(|(next, looks)| (next, looks));
             match self.store.merge_level(&merged, cluster, environment.as_ref(), &fan_out, rest, lead).await {
                 Err(StoreError::Conflict) => {}
@@ -898,18 +945,21 @@ impl Changes {
     /// Takes over one part; `false`: its file holds something that is no instance of ours, and is an edit.
     async fn take_merge(&self, proposal: &str, merge: &Merge, target: &Target, lead: Option<&Lead>) -> Result<bool> {
         let Some(proposal) = self.store.proposal(proposal).await? else { return Ok(false) };
-        let Merge { item, instance, document, commit } = merge;
+        let Merge { item, instance, document, commit, .. } = merge;
         let rows = self.proposed_rows(&proposal, &item.deployment_id).await?;
         if rows.deployment.lifecycle == Lifecycle::Deleting {
             return Ok(false);
         }
         // The branch may have been merged before the newest wish came to it: that one stays in review.
         let is_current = instance.id == item.instance_id;
-        let pushed = usize::try_from(item.pushed_edits).unwrap_or_default().min(item.edits.len());
-        let count = if is_current { item.edits.len() } else { pushed };
+        let count = if is_current { item.edits.len() } else { merge.counts.0.min(item.edits.len()) };
         let said = ProposalItem { edits: item.edits.iter().take(count).cloned().collect(), ..item.clone() };
         let mut edits = self.edits_of_item(&said).await?;
-        let rest = (!is_current && proposal.level.is_none()).then(|| (count, branch_of(&rows.deployment.name)));
+        let rest = (proposal.level.is_none() && count < item.edits.len()).then(|| Rest {
+            edits: count,
+            branch: branch_of(&rows.deployment.name),
+            merged_id: uuid::Uuid::now_v7().to_string(),
+        });
         let mut author = Person { name: instance.author_name.clone(), email: instance.author_email.clone() };
         // What was merged counts, also what somebody committed on top just before.
         let environment: EnvironmentId = super::parse_id("environment", &rows.environment.id)?;
@@ -969,6 +1019,7 @@ impl Changes {
             }
         }
         // Something else came in between: both count, in an instance of their own on top of the merge.
+        let again = rows.clone();
         let computation = self.computation(rows.clone(), edits.clone(), &author);
         let computed = match on_a_thread(move || compute::run(&computation)).await {
             // What somebody committed on top is not good: what was reviewed counts, and takes its place.
@@ -980,6 +1031,12 @@ impl Changes {
             other => other,
         };
         let mut change = computed?.change;
+        let is_there = |newest: &Instance| newest.document == *document;
+        if change.instance.is_none() && !again.newest.as_ref().is_some_and(is_there) {
+            // What counts is the same, and the file says it under another instance's name.
+            let computation = self.computation(again, vec![Edit { again: true, ..Edit::default() }], &author);
+            change = on_a_thread(move || compute::run(&computation)).await?.change;
+        }
         let by = change.instance.as_ref().map_or(last_sequence, |(instance, _)| instance.sequence);
         let superseded = if rest.is_some() { Vec::new() } else { self.superseded(Some(item), by).await? };
         change.merged = Some(merged(None, superseded));
@@ -1050,27 +1107,10 @@ impl Changes {
         if previous.is_some_and(|previous| is_same(&previous, &instance, &[])) {
             return Ok(None);
         }
-        let superseded = self.superseded(item, instance.sequence).await?;
         let task = Task { fan_out_id: Some(fan_out.id.clone()), ..task };
-        let item = ProposalItem {
-            proposal_id: proposal.id.clone(),
-            deployment_id: id.to_owned(),
-            edits: item.map(|item| item.edits.clone()).unwrap_or_default(),
-            instance_id: instance.id.clone(),
-            task_id: task.id.clone(),
-            base_instance_id: base,
-            pushed_instance_id: item.and_then(|item| item.pushed_instance_id.clone()),
-            pushed_edits: item.map_or(0, |item| item.pushed_edits),
-            state: ItemState::Open,
-        };
-        Ok(Some(ProposedChange {
-            cluster: change.cluster,
-            environment: change.environment,
-            deployment: Deployment { last_sequence: instance.sequence, ..deployment },
-            instance: (instance, task),
-            item,
-            superseded,
-        }))
+        let change = Change { instance: Some((instance, task)), ..change };
+        let edits = item.map(|item| item.edits.clone()).unwrap_or_default();
+        self.part_of(proposal, (deployment, base), change, edits, item).await
     }
 
     /// Every deployment was looked at: people can review the proposal. With nothing to review its configuration
@@ -1104,7 +1144,7 @@ impl Changes {
     pub async fn merge_if_nothing(&self, id: &str) -> Result<()> {
         let Some(proposal) = self.store.proposal(id).await? else { return Ok(()) };
         if proposal.state == ProposalState::Open && proposal.level.is_some() && self.open_items(id).await?.is_empty() {
-            self.merge_level(id, true, None).await?;
+            self.merge_level(id, usize::MAX, None).await?;
             self.fan_outs.notify_one();
         }
         Ok(())
@@ -1271,11 +1311,6 @@ fn proposed(edit: &Edit, said: compute::Said, author: &Person) -> ProposedEdit {
 /// A branch for the changes of something.
 fn branch_of(name: &str) -> String {
     format!("{BRANCHES}{name}-{}", super::id())
-}
-
-fn capitalised(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
 /// The first characters of a commit id.

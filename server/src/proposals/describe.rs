@@ -4,6 +4,7 @@
 //! objects, then values, never the list of deployments' risks; and says where the whole is.
 
 use crate::changes::{ChangeError, Changes, Preview, Scene};
+use crate::repository::capitalised;
 use crate::tasks::machine;
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -83,11 +84,14 @@ struct Described {
 /// When the database fails.
 pub async fn text(changes: &Changes, scene: &Scene, public: &str, most: usize) -> Result<Text, ChangeError> {
     let proposal = &scene.proposal;
+    // The whole is for who asks for it, and leaves nothing out.
+    let whole = most == usize::MAX;
+    let (parts_max, overrides_max) = if whole { (usize::MAX, usize::MAX) } else { (PARTS_MAX, OVERRIDES_MAX) };
     let mut facts = Facts {
         title: proposal.title.clone(),
         author: proposal.author_name.clone(),
         cluster: scene.cluster.name.clone(),
-        more: scene.parts.len().saturating_sub(PARTS_MAX),
+        more: scene.parts.len().saturating_sub(parts_max),
         whole: format!("{public}/proposals/{}", proposal.id),
         ..Facts::default()
     };
@@ -98,7 +102,7 @@ pub async fn text(changes: &Changes, scene: &Scene, public: &str, most: usize) -
         }
         facts.configuration.extend(patch.remove.iter().map(|pointer| format!("{}: not set any more", dotted(pointer))));
     }
-    for part in scene.parts.iter().take(PARTS_MAX) {
+    for part in scene.parts.iter().take(parts_max) {
         let mut described = match changes.preview_part(proposal, part).await {
             Ok(preview) => of_preview(&preview),
             Err(ChangeError::Store(error)) => return Err(error.into()),
@@ -123,7 +127,7 @@ pub async fn text(changes: &Changes, scene: &Scene, public: &str, most: usize) -
         let count = scene.parts.len();
         let noun = if count == 1 { "deployment" } else { "deployments" };
         facts.title = format!("{} ({count} {noun})", proposal.title);
-        (facts.overrides, facts.more_overrides) = changes.overridden(proposal, OVERRIDES_MAX).await?;
+        (facts.overrides, facts.more_overrides) = changes.overridden(proposal, overrides_max).await?;
     }
     Ok(render(&facts, most))
 }
@@ -274,20 +278,21 @@ fn render(facts: &Facts, most: usize) -> Text {
         }
     }
     // What follows is left out from its end when it is too much.
-    let mut sections: Vec<String> = facts.parts.iter().filter_map(|part| values(part, facts)).collect();
+    let values_max = if most == usize::MAX { usize::MAX } else { VALUES_MAX };
+    let mut sections: Vec<String> = facts.parts.iter().filter_map(|part| values(part, facts, values_max)).collect();
     sections.extend(facts.parts.iter().flat_map(|part| part.objects.iter().map(|object| objects(part, object))));
     let mut left_out = 0;
     let mut count = body.chars().count();
     for section in sections {
         let length = section.chars().count();
-        if left_out > 0 || count + length + REST > most {
+        if left_out > 0 || (count + length).saturating_add(REST) > most {
             left_out += 1;
             continue;
         }
         count += length;
         body.push_str(&section);
     }
-    if count + REST > most {
+    if count.saturating_add(REST) > most {
         body = body.chars().take(most.saturating_sub(REST)).collect();
         left_out += 1;
     }
@@ -336,7 +341,7 @@ fn heading(part: &Described, facts: &Facts) -> String {
     text
 }
 
-fn values(part: &Described, facts: &Facts) -> Option<String> {
+fn values(part: &Described, facts: &Facts, values_max: usize) -> Option<String> {
     if part.values.is_empty() {
         return None;
     }
@@ -345,11 +350,11 @@ fn values(part: &Described, facts: &Facts) -> Option<String> {
         false => format!("\n### Values of {}/{}\n\n", part.environment, part.name),
     };
     text.push_str("| value | old | new | set on |\n|---|---|---|---|\n");
-    for [field, old, new, place] in part.values.iter().take(VALUES_MAX) {
+    for [field, old, new, place] in part.values.iter().take(values_max) {
         let _ = writeln!(text, "| {} | {} | {} | {place} |", cell(field), cell(old), cell(new));
     }
-    if part.values.len() > VALUES_MAX {
-        let _ = writeln!(text, "\nand {} more", part.values.len() - VALUES_MAX);
+    if part.values.len() > values_max {
+        let _ = writeln!(text, "\nand {} more", part.values.len() - values_max);
     }
     Some(text)
 }
@@ -393,11 +398,6 @@ fn code(text: &str) -> String {
 /// The same in a table.
 fn cell(text: &str) -> String {
     code(text).replace('|', "\\|")
-}
-
-fn capitalised(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
 #[cfg(test)]

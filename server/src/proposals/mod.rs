@@ -18,7 +18,7 @@ mod describe;
 pub mod forge;
 pub mod webhook;
 
-use crate::changes::{BRANCHES, Changes, Scene, short_id};
+use crate::changes::{BRANCHES, ChangeError, Changes, Scene, short_id};
 use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::faults;
@@ -48,7 +48,7 @@ const AT_ONCE: usize = 4;
 /// How often the outcome of tasks is told to the forges.
 const TELL: Duration = Duration::from_secs(2);
 /// Pause after a forge that could not be told.
-const PAUSE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_secs(60);
 /// Statuses that are told in one go.
 const STATUSES: i64 = 200;
 /// Longest comment of ours.
@@ -92,7 +92,7 @@ enum Waits {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Change(#[from] crate::changes::ChangeError),
+    Change(#[from] ChangeError),
     #[error("{0:#}")]
     Other(#[from] anyhow::Error),
 }
@@ -228,7 +228,11 @@ impl Proposals {
         let message = match error {
             Waits::People(message) => message.clone(),
             // Somebody changed the same rows: it is looked at again.
-            Waits::Store(StoreError::Conflict) | Waits::Change(crate::changes::ChangeError::Busy) => return,
+            Waits::Store(StoreError::Conflict)
+            | Waits::Change(ChangeError::Busy | ChangeError::Store(StoreError::Conflict)) => {
+                self.wake.review(&proposal.target());
+                return;
+            }
             other => {
                 warn!(proposal = proposal.id, error = other.to_string(), "a proposal waits");
                 format!("Waiting: {other}; trying again")
@@ -308,9 +312,13 @@ impl Proposals {
         }
         if place.forge.is_none() && head.is_none() && scene.proposal.head.is_some() {
             let pushed = scene.proposal.head.as_deref();
-            if branch::contains(&place.mirror, base, pushed).await?
-                || branch::is_merged(&place.mirror, &scene, base).await?
-            {
+            let is_there = branch::contains(&place.mirror, base, pushed).await?
+                || branch::is_merged(&place.mirror, &scene, base).await?;
+            if is_there && proposal.base_branch() == proposal.branch {
+                // All that was recognised is taken over.
+                return Ok(self.changes.end_merged(&proposal.id).await?);
+            }
+            if is_there {
                 let (into, flux) = (proposal.base_branch(), &proposal.branch);
                 return Err(Waits::People(format!("It was merged into {into}; it counts when it comes to {flux}")));
             }
@@ -330,7 +338,8 @@ impl Proposals {
         }
         if !refreshed.failed.is_empty() {
             // As it is it would take back what was changed since.
-            return Err(Waits::People(format!("Waiting: {}", refreshed.failed.join("; "))));
+            let why = [refreshed.failed, refreshed.refused].concat().join("; ");
+            return Err(Waits::People(format!("Waiting: {why}")));
         }
         self.push(place, &mut scene, &look, (base, head, anew), lead).await?;
         let mut notes: Vec<String> = refreshed.refused.iter().map(|text| format!("not taken over: {text}")).collect();
@@ -403,7 +412,11 @@ impl Proposals {
             RequestState::Closed => {
                 // Somebody may have brought the commits to the branch without the forge.
                 if branch::is_merged(&place.mirror, scene, base).await? {
-                    self.wake.look(&proposal.target());
+                    if proposal.base_branch() == proposal.branch && self.is_read(place, proposal, base).await? {
+                        self.changes.end_merged(&proposal.id).await?;
+                    } else {
+                        self.wake.look(&proposal.target());
+                    }
                     return Ok(true);
                 }
                 let message = format!("pull request #{} was closed{by} without a merge", request.number);
@@ -624,7 +637,11 @@ impl Proposals {
             return Ok(());
         }
         // At once, so that nobody reviews it any more; what came of it is said when it is known.
-        let request = self.request(place, proposal).await?;
+        let request = match (&place.forge, self.request(place, proposal).await?) {
+            // One whose answer was lost is not known by its number.
+            (Some(forge), None) if proposal.head.is_some() => forge.find(&proposal.head_branch).await?,
+            (_, request) => request,
+        };
         if let (Some(forge), Some(request)) = (&place.forge, &request) {
             if request.state == RequestState::Open {
                 forge.close(request.number).await?;
@@ -635,7 +652,10 @@ impl Proposals {
                 self.store.expect_statuses(&proposal.cluster_id, commit, &tasks).await?;
             }
         }
-        if let Some(head) = place.heads.get(&proposal.head_branch) {
+        let known = proposal.head.as_ref().and_then(|head| Oid::from_str(head).ok());
+        if let Some(head) = place.heads.get(&proposal.head_branch)
+            && known == Some(*head)
+        {
             // Its work is done. Whoever committed there since keeps it.
             if let Err(error) = place.mirror.delete_branch(&proposal.head_branch, *head).await {
                 warn!(proposal = proposal.id, %error, "its branch stays");
@@ -651,14 +671,20 @@ impl Proposals {
 
     /// Tells the forges what commits came to, until `stop`.
     async fn tell(self: Arc<Self>, stop: CancellationToken) {
+        let mut paused: HashMap<String, Instant> = HashMap::new();
         loop {
             match self.store.clusters_with_statuses().await {
                 Ok(clusters) => {
-                    for cluster in clusters {
+                    paused.retain(|_, until| *until > Instant::now());
+                    let due: Vec<String> =
+                        clusters.into_iter().filter(|cluster| !paused.contains_key(cluster)).collect();
+                    for cluster in due {
                         tokio::select! {
                             () = stop.cancelled() => return,
                             told = self.tell_cluster(&cluster) => {
                                 if let Err(error) = told {
+                                    // Its reviews go on: that the one is refused says nothing about the other.
+                                    paused.insert(cluster.clone(), Instant::now() + PAUSE);
                                     warn!(cluster, error = error.to_string(), "commit statuses wait");
                                 }
                             }
@@ -686,11 +712,18 @@ impl Proposals {
         if self.is_quiet(&forge_url) {
             return Ok(());
         }
+        let (mut told, mut refused) = (0, None);
         for status in due {
+            if self.is_quiet(&forge_url) {
+                return Ok(());
+            }
             let said = commit_status(&row, &status, self.settings.public_url.trim_end_matches('/'));
             let is_final = said.state != StatusState::Pending;
             match forge.status(&status.commit_id, &said).await {
-                Ok(()) => self.store.status_told(&status, Some(&status.task_state), is_final).await?,
+                Ok(()) => {
+                    told += 1;
+                    self.store.status_told(&status, Some(&status.task_state), is_final).await?;
+                }
                 Err(ForgeError::Limited { wait, message }) => {
                     self.keep_quiet(&forge_url, wait);
                     return Err(ForgeError::Limited { wait, message }.into());
@@ -699,15 +732,17 @@ impl Proposals {
                 Err(error @ (ForgeError::NotFound(_) | ForgeError::Refused { status: 400 | 409 | 422, .. })) => {
                     warn!(commit = status.commit_id, %error, "the forge does not take a commit status");
                     self.store.status_told(&status, None, false).await?;
+                    refused = Some(error);
                 }
-                Err(error) => {
-                    // A token that has run out, a repository that was renamed: it is told when that is mended.
-                    self.keep_quiet(&forge_url, PAUSE);
-                    return Err(error.into());
-                }
+                // A token that has run out, a repository that was renamed: it is told when that is mended.
+                Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        match refused {
+            // When nothing is taken, it is rather the token than each commit.
+            Some(error) if told == 0 => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 }
 

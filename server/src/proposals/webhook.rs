@@ -5,19 +5,35 @@ use crate::store::ForgeKind;
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 
+/// The header that says who sends.
+fn signed_by(kind: ForgeKind) -> &'static str {
+    match kind {
+        ForgeKind::Gitea => "x-gitea-signature",
+        ForgeKind::Github => "x-hub-signature-256",
+        ForgeKind::Gitlab => "x-gitlab-token",
+    }
+}
+
+/// Whether a call claims to be one of a forge of this kind.
+#[must_use]
+pub fn is_signed<'a>(kind: ForgeKind, header: impl Fn(&str) -> Option<&'a str>) -> bool {
+    header(signed_by(kind)).is_some()
+}
+
 /// Checks a webhook of a forge of this kind; `header` reads a header of the call.
 #[must_use]
 pub fn is_genuine<'a>(kind: ForgeKind, secret: &str, body: &[u8], header: impl Fn(&str) -> Option<&'a str>) -> bool {
     if secret.is_empty() {
         return false;
     }
+    let given = header(signed_by(kind));
     match kind {
-        ForgeKind::Gitea => header("x-gitea-signature").is_some_and(|given| is_signature(secret, body, given)),
-        ForgeKind::Github => header("x-hub-signature-256")
-            .and_then(|given| given.strip_prefix("sha256="))
-            .is_some_and(|given| is_signature(secret, body, given)),
+        ForgeKind::Gitea => given.is_some_and(|given| is_signature(secret, body, given)),
+        ForgeKind::Github => {
+            given.and_then(|given| given.strip_prefix("sha256=")).is_some_and(|given| is_signature(secret, body, given))
+        }
         // GitLab sends the secret itself. Compared by its digest, so that time tells nothing.
-        ForgeKind::Gitlab => header("x-gitlab-token").is_some_and(|given| {
+        ForgeKind::Gitlab => given.is_some_and(|given| {
             let digest = signature(secret, given.as_bytes());
             digest.is_some_and(|digest| {
                 signed(secret, secret.as_bytes()).is_some_and(|mac| mac.verify_slice(&digest).is_ok())

@@ -34,6 +34,7 @@ pub use access::Access;
 pub use git::{GitError, Remote};
 pub use host::Host;
 pub use location::{Location, LocationProblem, check_branch, overlap, web_address};
+pub(crate) use message::capitalised;
 pub use message::{Entry, Message};
 pub use mirror::Mirror;
 pub use reader::{Content, Entry as CommitEntry, Finding, Reading};

@@ -70,7 +70,7 @@ mod review;
 pub use review::{
     Delivery, DeliveryRules, ForgeAddress, ForgeKind, ItemState, MergeMethod, MergedItem, Proposal, ProposalEnd,
     ProposalItem, ProposalScope, ProposalState, ProposedChange, ProposedDriver, ProposedEdit, ProposedPatch,
-    ReviewStore, StatusDue,
+    PushedItem, Rest, ReviewStore, StatusDue,
 };
 
 text_enum! {

@@ -4,6 +4,7 @@ use super::{
     Cluster, Deployment, Environment, FanOutLevel, Instance, Lead, Lifecycle, Millis, Person, Result, Sealed, Target,
     Task,
 };
+use async_graphql::{InputObject, SimpleObject};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -70,8 +71,10 @@ text_enum! {
     }
 }
 
-/// How changes are delivered, as far as one level says; what it does not say comes from the level above.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How changes come to the branch that Flux follows, as far as one level says; what it does not say comes from the
+/// level above. In a change, what is not set stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, SimpleObject, InputObject)]
+#[graphql(name = "DeliveryRules", input_name = "DeliveryInput")]
 #[serde(default, rename_all = "camelCase")]
 pub struct DeliveryRules {
     /// Direct when no level says anything.
@@ -210,8 +213,6 @@ pub struct Proposal {
     /// How that configuration changes, in order.
     #[sqlx(json)]
     pub patches: Vec<ProposedPatch>,
-    /// How many of the patches its branch holds.
-    pub pushed_patches: i64,
     /// The fan-out that looks for its deployments.
     pub fan_out_id: Option<String>,
     /// Rules that it was made by.
@@ -291,11 +292,23 @@ pub struct ProposalItem {
     pub base_instance_id: Option<String>,
     /// The instance that the branch holds.
     pub pushed_instance_id: Option<String>,
-    /// How many of the edits that one has.
-    pub pushed_edits: i64,
     /// Where it is.
     #[sqlx(try_from = "String")]
     pub state: ItemState,
+}
+
+/// A part of a proposal as its branch held it.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct PushedItem {
+    /// The part, as it is now.
+    #[sqlx(flatten)]
+    pub item: ProposalItem,
+    /// The instance that the branch held.
+    pub held_instance_id: String,
+    /// How many of its edits that one has.
+    pub held_edits: i64,
+    /// How many of the proposal's patches it has.
+    pub held_patches: i64,
 }
 
 /// An item as it shall be, with its new instance.
@@ -328,11 +341,21 @@ pub struct MergedItem {
     pub revision: String,
     /// Tasks that it moves, as they are now.
     pub tasks: Vec<Task>,
-    /// What was asked after the branch was made, and stays in review under a branch of its own: the number of edits
-    /// that are merged, and the name of that branch.
-    pub rest: Option<(usize, String)>,
+    /// What was asked after the branch was made stays in review.
+    pub rest: Option<Rest>,
     /// Who reads: stored only while that one leads.
     pub lead: Option<Lead>,
+}
+
+/// What of a deployment's proposal was asked after the branch was made that is merged now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rest {
+    /// How many edits are merged: those after them are left.
+    pub edits: usize,
+    /// The branch that it goes on under.
+    pub branch: String,
+    /// Id of the proposal that stands for what is merged, with the request.
+    pub merged_id: String,
 }
 
 /// How a proposal ends, or a part of it.
@@ -403,10 +426,10 @@ pub trait ReviewStore: Send + Sync {
     async fn proposal_for(&self, level: FanOutLevel, subject: &str) -> Result<Option<Proposal>>;
     /// All items of a proposal, by deployment.
     async fn proposal_items(&self, proposal: &str) -> Result<Vec<ProposalItem>>;
-    /// The item whose instance this is, or whose branch holds it, if its proposal is open.
-    async fn item_of_instance(&self, instance: &str) -> Result<Option<ProposalItem>>;
-    /// The open item that ends a deployment.
-    async fn item_that_ends(&self, deployment: &str) -> Result<Option<ProposalItem>>;
+    /// The item that held this instance on its branch, if its proposal is open.
+    async fn item_of_instance(&self, instance: &str) -> Result<Option<PushedItem>>;
+    /// The open item whose branch ends a deployment.
+    async fn item_that_ends(&self, deployment: &str) -> Result<Option<PushedItem>>;
     /// The proposal of a task.
     async fn proposal_of_task(&self, task: &str) -> Result<Option<Proposal>>;
     /// Stores a proposal, new or as it was read, with new instances of its items. Rows that moved, or a proposal that

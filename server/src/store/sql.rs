@@ -1009,6 +1009,7 @@ impl Store for SqlStore {
         let mut most = old.len();
         for query in [
             "DELETE FROM commit_statuses WHERE is_final AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = commit_statuses.task_id) AND $1 > 0 AND $2 > 0",
+            "DELETE FROM proposal_pushes WHERE proposal_id IN (SELECT id FROM proposals WHERE ended_at < $1 AND told LIMIT $2)",
             "DELETE FROM proposal_items WHERE proposal_id IN (SELECT id FROM proposals WHERE ended_at < $1 AND told LIMIT $2)",
             "DELETE FROM proposals WHERE id IN (SELECT id FROM proposals WHERE ended_at < $1 AND told LIMIT $2) AND NOT EXISTS (SELECT 1 FROM proposal_items p WHERE p.proposal_id = proposals.id)",
             "DELETE FROM observations WHERE id IN (SELECT id FROM observations WHERE at < $1 LIMIT $2)",

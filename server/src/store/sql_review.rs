@@ -6,18 +6,18 @@ use super::{
 };
 use crate::store::{
     Change, Cluster, Environment, FanOut, FanOutLevel, Lead, MergedItem, Notice, Observation, Proposal, ProposalEnd,
-    ProposalItem, ProposalScope, ProposedChange, ProposedEdit, Pushed, Result, ReviewStore, StatusDue, StoreError,
-    Task, TaskState,
+    ProposalItem, ProposalScope, ProposedChange, ProposedEdit, Pushed, PushedItem, Rest, Result, ReviewStore,
+    StatusDue, StoreError, Task, TaskState,
 };
 use async_trait::async_trait;
 use sqlx::types::Json;
 
 /// Most attempts to tell a forge one status: a commit that it does not know any more is nothing to wait for.
-const ATTEMPTS_MAX: i64 = 5;
+const ATTEMPTS_MAX: i64 = 60;
 
 async fn insert_proposal(tx: &mut Tx, row: &Proposal) -> Result<()> {
     sqlx::query(
-        "INSERT INTO proposals (id, cluster_id, repository, branch, head_branch, title, level, subject_id, patches, pushed_patches, fan_out_id, delivery, state, head, number, url, message, described, comment_id, told, version, author_name, author_email, created_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, 1, $21, $22, $23, $24)",
+        "INSERT INTO proposals (id, cluster_id, repository, branch, head_branch, title, level, subject_id, patches, fan_out_id, delivery, state, head, number, url, message, described, comment_id, told, version, author_name, author_email, created_at, ended_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, 1, $20, $21, $22, $23)",
     )
     .bind(&row.id)
     .bind(&row.cluster_id)
@@ -28,7 +28,6 @@ async fn insert_proposal(tx: &mut Tx, row: &Proposal) -> Result<()> {
     .bind(&row.level)
     .bind(&row.subject_id)
     .bind(Json(&row.patches))
-    .bind(row.pushed_patches)
     .bind(&row.fan_out_id)
     .bind(Json(&row.delivery))
     .bind(row.state.as_str())
@@ -122,7 +121,7 @@ async fn propose_one(tx: &mut Tx, proposal: &Proposal, change: &ProposedChange) 
     }
     let item = &change.item;
     sqlx::query(
-        "INSERT INTO proposal_items (proposal_id, deployment_id, edits, instance_id, task_id, base_instance_id, pushed_instance_id, state, own, pushed_edits) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (proposal_id, deployment_id) DO UPDATE SET edits = excluded.edits, instance_id = excluded.instance_id, task_id = excluded.task_id, base_instance_id = excluded.base_instance_id, state = excluded.state",
+        "INSERT INTO proposal_items (proposal_id, deployment_id, edits, instance_id, task_id, base_instance_id, pushed_instance_id, state, own) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (proposal_id, deployment_id) DO UPDATE SET edits = excluded.edits, instance_id = excluded.instance_id, task_id = excluded.task_id, base_instance_id = excluded.base_instance_id, state = excluded.state",
     )
     .bind(&item.proposal_id)
     .bind(&item.deployment_id)
@@ -133,7 +132,6 @@ async fn propose_one(tx: &mut Tx, proposal: &Proposal, change: &ProposedChange) 
     .bind(&item.pushed_instance_id)
     .bind(item.state.as_str())
     .bind(proposal.level.is_none())
-    .bind(item.pushed_edits)
     .execute(&mut **tx)
     .await
     .map_err(|error| match taken(error) {
@@ -166,23 +164,8 @@ pub(super) async fn merge(tx: &mut Tx, merged: &MergedItem, change: &Change) -> 
     .await?;
     // Somebody closed it at the same moment: what the branch holds is looked at again.
     one(done.rows_affected())?;
-    if let Some((edits, branch)) = &merged.rest {
-        let known: Json<Vec<ProposedEdit>> =
-            sqlx::query_scalar("SELECT edits FROM proposal_items WHERE proposal_id = $1 AND deployment_id = $2")
-                .bind(&merged.proposal_id)
-                .bind(&merged.deployment_id)
-                .fetch_one(&mut **tx)
-                .await?;
-        let left = known.0.into_iter().skip(*edits).collect::<Vec<_>>();
-        sqlx::query(
-            "UPDATE proposal_items SET edits = $3, pushed_instance_id = NULL, pushed_edits = 0 WHERE proposal_id = $1 AND deployment_id = $2",
-        )
-        .bind(&merged.proposal_id)
-        .bind(&merged.deployment_id)
-        .bind(Json(left))
-        .execute(&mut **tx)
-        .await?;
-        begin_anew(tx, &merged.proposal_id, branch).await?;
+    if let Some(rest) = &merged.rest {
+        keep_rest(tx, merged, rest, change).await?;
     }
     if let Some(instance) = &merged.instance_id {
         sqlx::query("UPDATE instances SET state = 'committed', revision = $2 WHERE id = $1 AND state = 'proposed'")
@@ -206,13 +189,57 @@ pub(super) async fn merge(tx: &mut Tx, merged: &MergedItem, change: &Change) -> 
     }
     // All of it is merged: nothing is left to review.
     sqlx::query(
-        "UPDATE proposals SET state = 'merged', ended_at = $2, version = version + 1 WHERE id = $1 AND state = 'open' AND NOT EXISTS (SELECT 1 FROM proposal_items i WHERE i.proposal_id = proposals.id AND i.state = 'open')",
+        "UPDATE proposals SET state = 'merged', message = NULL, ended_at = $2, version = version + 1 WHERE id = $1 AND state = 'open' AND NOT EXISTS (SELECT 1 FROM proposal_items i WHERE i.proposal_id = proposals.id AND i.state = 'open')",
     )
     .bind(&merged.proposal_id)
     .bind(change.now)
     .execute(&mut **tx)
     .await?;
     Ok(())
+}
+
+/// What is merged of a deployment's proposal goes to a proposal that stands for it, with the request; the rest begins
+/// anew.
+async fn keep_rest(tx: &mut Tx, merged: &MergedItem, rest: &Rest, change: &Change) -> Result<()> {
+    let (proposal, deployment) = (&merged.proposal_id, &merged.deployment_id);
+    sqlx::query(
+        "INSERT INTO proposals (id, cluster_id, repository, branch, head_branch, title, level, subject_id, patches, fan_out_id, delivery, state, head, number, url, message, described, comment_id, told, version, author_name, author_email, created_at, ended_at) SELECT CAST($2 AS TEXT), cluster_id, repository, branch, head_branch, title, level, subject_id, patches, fan_out_id, delivery, 'merged', head, number, url, NULL, described, comment_id, told, 1, author_name, author_email, created_at, $3 FROM proposals WHERE id = $1",
+    )
+    .bind(proposal)
+    .bind(&rest.merged_id)
+    .bind(change.now)
+    .execute(&mut **tx)
+    .await?;
+    let known: Json<Vec<ProposedEdit>> =
+        sqlx::query_scalar("SELECT edits FROM proposal_items WHERE proposal_id = $1 AND deployment_id = $2")
+            .bind(proposal)
+            .bind(deployment)
+            .fetch_one(&mut **tx)
+            .await?;
+    let mut edits = known.0;
+    let left = edits.split_off(rest.edits.min(edits.len()));
+    if let Some((instance, task)) = &change.instance {
+        sqlx::query(
+            "INSERT INTO proposal_items (proposal_id, deployment_id, edits, instance_id, task_id, base_instance_id, pushed_instance_id, state, own) SELECT CAST($3 AS TEXT), deployment_id, $4, CAST($5 AS TEXT), CAST($6 AS TEXT), base_instance_id, pushed_instance_id, 'merged', own FROM proposal_items WHERE proposal_id = $1 AND deployment_id = $2",
+        )
+        .bind(proposal)
+        .bind(deployment)
+        .bind(&rest.merged_id)
+        .bind(Json(&edits))
+        .bind(&instance.id)
+        .bind(&task.id)
+        .execute(&mut **tx)
+        .await?;
+    }
+    sqlx::query(
+        "UPDATE proposal_items SET edits = $3, pushed_instance_id = NULL WHERE proposal_id = $1 AND deployment_id = $2",
+    )
+    .bind(proposal)
+    .bind(deployment)
+    .bind(Json(&left))
+    .execute(&mut **tx)
+    .await?;
+    begin_anew(tx, proposal, &rest.branch).await
 }
 
 /// The request was merged, and something is left to review: under another branch, as another request.
@@ -224,6 +251,69 @@ async fn begin_anew(tx: &mut Tx, proposal: &str, branch: &str) -> Result<()> {
     .bind(branch)
     .execute(&mut **tx)
     .await?;
+    // What they count of the edits counts no more.
+    sqlx::query("DELETE FROM proposal_pushes WHERE proposal_id = $1").bind(proposal).execute(&mut **tx).await?;
+    Ok(())
+}
+
+async fn attend(tx: &mut Tx, row: &Proposal, pushed: Option<&[ProposalItem]>) -> Result<()> {
+    let done = sqlx::query(
+        "UPDATE proposals SET head = $2, number = $3, url = $4, described = $5, comment_id = $6, told = $7 WHERE id = $1 AND head_branch = $8",
+    )
+    .bind(&row.id)
+    .bind(&row.head)
+    .bind(row.number)
+    .bind(&row.url)
+    .bind(&row.described)
+    .bind(row.comment_id)
+    .bind(row.told)
+    .bind(&row.head_branch)
+    .execute(&mut **tx)
+    .await?;
+    // It went on under another branch meanwhile.
+    one(done.rows_affected())?;
+    let count = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);
+    for item in pushed.unwrap_or_default() {
+        sqlx::query("UPDATE proposal_items SET pushed_instance_id = $3 WHERE proposal_id = $1 AND deployment_id = $2")
+            .bind(&row.id)
+            .bind(&item.deployment_id)
+            .bind(&item.instance_id)
+            .execute(&mut **tx)
+            .await?;
+        sqlx::query(
+            "INSERT INTO proposal_pushes (instance_id, proposal_id, deployment_id, edits, patches) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (instance_id) DO NOTHING",
+        )
+        .bind(&item.instance_id)
+        .bind(&row.id)
+        .bind(&item.deployment_id)
+        .bind(count(item.edits.len()))
+        .bind(count(row.patches.len()))
+        .execute(&mut **tx)
+        .await?;
+        // In the same transaction, so that every commit of ours has a final status some day.
+        if let Some(commit) = &row.head {
+            expect(tx, &row.cluster_id, commit, &item.deployment_id, &item.task_id).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn end(tx: &mut Tx, end: &ProposalEnd) -> Result<()> {
+    update_proposal(tx, &end.proposal).await?;
+    if end.anew {
+        begin_anew(tx, &end.proposal.id, &end.proposal.head_branch).await?;
+    }
+    for task in &end.tasks {
+        for query in [
+            "UPDATE instances SET state = 'rejected' WHERE state = 'proposed' AND id = (SELECT instance_id FROM proposal_items WHERE proposal_id = $1 AND task_id = $2)",
+            // Its only wish was this one.
+            "UPDATE deployments SET lifecycle = 'deleting', state = 'deleted', version = version + 1 WHERE newest_instance_id IS NULL AND id = (SELECT deployment_id FROM proposal_items WHERE proposal_id = $1 AND task_id = $2)",
+            "UPDATE proposal_items SET state = 'dropped' WHERE proposal_id = $1 AND task_id = $2 AND state = 'open'",
+        ] {
+            sqlx::query(query).bind(&end.proposal.id).bind(&task.id).execute(&mut **tx).await?;
+        }
+        update_task(tx, task).await?;
+    }
     Ok(())
 }
 
@@ -332,18 +422,18 @@ impl ReviewStore for SqlStore {
             .await?)
     }
 
-    async fn item_of_instance(&self, instance: &str) -> Result<Option<ProposalItem>> {
+    async fn item_of_instance(&self, instance: &str) -> Result<Option<PushedItem>> {
         Ok(sqlx::query_as(
-            "SELECT i.* FROM proposal_items i JOIN proposals p ON p.id = i.proposal_id WHERE (i.instance_id = $1 OR i.pushed_instance_id = $1) AND i.state = 'open' AND p.state <> 'closed'",
+            "SELECT i.*, h.instance_id AS held_instance_id, h.edits AS held_edits, h.patches AS held_patches FROM proposal_pushes h JOIN proposal_items i ON i.proposal_id = h.proposal_id AND i.deployment_id = h.deployment_id JOIN proposals p ON p.id = h.proposal_id WHERE h.instance_id = $1 AND i.state = 'open' AND p.state <> 'closed'",
         )
         .bind(instance)
         .fetch_optional(&self.reader)
         .await?)
     }
 
-    async fn item_that_ends(&self, deployment: &str) -> Result<Option<ProposalItem>> {
+    async fn item_that_ends(&self, deployment: &str) -> Result<Option<PushedItem>> {
         Ok(sqlx::query_as(
-            "SELECT p.* FROM proposal_items p JOIN instances i ON i.id = p.pushed_instance_id WHERE p.deployment_id = $1 AND p.state = 'open' AND i.document IS NULL",
+            "SELECT p.*, h.instance_id AS held_instance_id, h.edits AS held_edits, h.patches AS held_patches FROM proposal_items p JOIN proposal_pushes h ON h.instance_id = p.pushed_instance_id JOIN instances i ON i.id = h.instance_id WHERE p.deployment_id = $1 AND p.state = 'open' AND i.document IS NULL",
         )
         .bind(deployment)
         .fetch_optional(&self.reader)
@@ -383,40 +473,7 @@ impl ReviewStore for SqlStore {
     async fn attend(&self, row: &Proposal, pushed: Option<&[ProposalItem]>, lead: &Lead) -> Result<()> {
         let mut tx = self.begin().await?;
         check_lead(&mut tx, lead).await?;
-        sqlx::query(
-            "UPDATE proposals SET head = $2, number = $3, url = $4, described = $5, comment_id = $6, told = $7 WHERE id = $1 AND head_branch = $8",
-        )
-        .bind(&row.id)
-        .bind(&row.head)
-        .bind(row.number)
-        .bind(&row.url)
-        .bind(&row.described)
-        .bind(row.comment_id)
-        .bind(row.told)
-        .bind(&row.head_branch)
-        .execute(&mut *tx)
-        .await?;
-        let Some(pushed) = pushed else { return Ok(tx.commit().await?) };
-        sqlx::query("UPDATE proposals SET pushed_patches = $2 WHERE id = $1")
-            .bind(&row.id)
-            .bind(i64::try_from(row.patches.len()).unwrap_or(i64::MAX))
-            .execute(&mut *tx)
-            .await?;
-        for item in pushed {
-            sqlx::query(
-                "UPDATE proposal_items SET pushed_instance_id = $3, pushed_edits = $4 WHERE proposal_id = $1 AND deployment_id = $2",
-            )
-            .bind(&row.id)
-            .bind(&item.deployment_id)
-            .bind(&item.instance_id)
-            .bind(i64::try_from(item.edits.len()).unwrap_or(i64::MAX))
-            .execute(&mut *tx)
-            .await?;
-            // In the same transaction, so that every commit of ours has a final status some day.
-            if let Some(commit) = &row.head {
-                expect(&mut tx, &row.cluster_id, commit, &item.deployment_id, &item.task_id).await?;
-            }
-        }
+        attend(&mut tx, row, pushed).await.map_err(again)?;
         Ok(tx.commit().await?)
     }
 
@@ -482,24 +539,10 @@ impl ReviewStore for SqlStore {
         Ok(tx.commit().await?)
     }
 
-    async fn end_proposal(&self, end: &ProposalEnd) -> Result<()> {
+    async fn end_proposal(&self, ending: &ProposalEnd) -> Result<()> {
         let mut tx = self.begin().await?;
-        update_proposal(&mut tx, &end.proposal).await.map_err(again)?;
-        if end.anew {
-            begin_anew(&mut tx, &end.proposal.id, &end.proposal.head_branch).await?;
-        }
-        for task in &end.tasks {
-            for query in [
-                "UPDATE instances SET state = 'rejected' WHERE state = 'proposed' AND id = (SELECT instance_id FROM proposal_items WHERE proposal_id = $1 AND task_id = $2)",
-                // Its only wish was this one.
-                "UPDATE deployments SET lifecycle = 'deleting', state = 'deleted', version = version + 1 WHERE newest_instance_id IS NULL AND id = (SELECT deployment_id FROM proposal_items WHERE proposal_id = $1 AND task_id = $2)",
-                "UPDATE proposal_items SET state = 'dropped' WHERE proposal_id = $1 AND task_id = $2 AND state = 'open'",
-            ] {
-                sqlx::query(query).bind(&end.proposal.id).bind(&task.id).execute(&mut *tx).await?;
-            }
-            update_task(&mut tx, task).await.map_err(again)?;
-        }
-        super::super::tell(&mut tx, &Notice::Waits(end.proposal.target())).await?;
+        end(&mut tx, ending).await.map_err(again)?;
+        super::super::tell(&mut tx, &Notice::Waits(ending.proposal.target())).await?;
         Ok(tx.commit().await?)
     }
 
@@ -513,7 +556,7 @@ impl ReviewStore for SqlStore {
 
     async fn statuses_due(&self, cluster: &str, limit: i64) -> Result<Vec<StatusDue>> {
         Ok(sqlx::query_as(
-            "SELECT s.commit_id, s.deployment_id, s.task_id, s.cluster_id, s.told, s.attempts, e.name AS environment, d.name AS deployment, t.state AS task_state, t.message AS message FROM commit_statuses s JOIN tasks t ON t.id = s.task_id JOIN deployments d ON d.id = s.deployment_id JOIN environments e ON e.id = d.environment_id WHERE s.cluster_id = $1 AND NOT s.is_final AND (s.told IS NULL OR s.told <> t.state) AND NOT EXISTS (SELECT 1 FROM instances i WHERE i.id = t.instance_id AND i.state = 'proposed') LIMIT $2",
+            "SELECT s.commit_id, s.deployment_id, s.task_id, s.cluster_id, s.told, s.attempts, e.name AS environment, d.name AS deployment, t.state AS task_state, t.message AS message FROM commit_statuses s JOIN tasks t ON t.id = s.task_id JOIN deployments d ON d.id = s.deployment_id JOIN environments e ON e.id = d.environment_id WHERE s.cluster_id = $1 AND NOT s.is_final AND (s.told IS NULL OR s.told <> t.state) AND NOT EXISTS (SELECT 1 FROM instances i WHERE i.id = t.instance_id AND i.state = 'proposed') ORDER BY s.attempts LIMIT $2",
         )
         .bind(cluster)
         .bind(limit)

@@ -2,7 +2,7 @@
 
 use super::{
     Comment, CommitStatus, Connection, Forge, ForgeError, MergeRequest, NewRequest, RequestState, Result, Review,
-    StatusState, judge_reviews, short,
+    StatusState, comments_of, judge_reviews, short,
 };
 use crate::store::MergeMethod;
 use async_trait::async_trait;
@@ -173,14 +173,7 @@ impl Forge for Gitea {
 
     async fn comments(&self, number: i64, after: i64) -> Result<Vec<Comment>> {
         let found = self.0.get(&self.path(&format!("/issues/{number}/comments"))).await?;
-        let comment = |value: &Value| {
-            let id = value["id"].as_i64().filter(|id| *id > after)?;
-            let author = value["user"]["login"].as_str().unwrap_or("?").to_owned();
-            Some(Comment { id, author, text: value["body"].as_str().unwrap_or_default().to_owned() })
-        };
-        let mut comments: Vec<Comment> = found.as_array().into_iter().flatten().filter_map(comment).collect();
-        comments.sort_unstable_by_key(|comment| comment.id);
-        Ok(comments)
+        Ok(comments_of(found.as_array().into_iter().flatten(), after, ("user", "login")))
     }
 
     async fn comment(&self, number: i64, text: &str) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::{
     Comment, CommitStatus, Connection, Forge, ForgeError, MergeRequest, NewRequest, RequestState, Result, Review,
-    StatusState, judge_reviews, short,
+    StatusState, comments_of, judge_reviews, short,
 };
 use crate::store::MergeMethod;
 use async_trait::async_trait;
@@ -145,14 +145,7 @@ impl Forge for Gitlab {
     async fn comments(&self, number: i64, after: i64) -> Result<Vec<Comment>> {
         let path = format!("/merge_requests/{number}/notes?sort=desc&order_by=created_at&per_page=100");
         let found = self.0.get(&self.path(&path)).await?;
-        let comment = |value: &Value| {
-            let id = value["id"].as_i64().filter(|id| *id > after && value["system"] != true)?;
-            let author = value["author"]["username"].as_str().unwrap_or("?").to_owned();
-            Some(Comment { id, author, text: value["body"].as_str().unwrap_or_default().to_owned() })
-        };
-        let mut comments: Vec<Comment> = found.as_array().into_iter().flatten().filter_map(comment).collect();
-        comments.sort_unstable_by_key(|comment| comment.id);
-        Ok(comments)
+        Ok(comments_of(found.as_array().into_iter().flatten(), after, ("author", "username")))
     }
 
     async fn comment(&self, number: i64, text: &str) -> Result<()> {

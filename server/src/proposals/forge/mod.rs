@@ -14,6 +14,7 @@ pub use http::Connection;
 
 use crate::store::{ForgeKind, MergeMethod};
 use async_trait::async_trait;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -179,6 +180,22 @@ pub fn forge(kind: ForgeKind, connection: Connection) -> Box<dyn Forge> {
         ForgeKind::Github => Box::new(github::Github(connection)),
         ForgeKind::Gitlab => Box::new(gitlab::Gitlab(connection)),
     }
+}
+
+/// Comments of a list, with ids above `after`, oldest first; `author` is where the list has the names.
+fn comments_of<'a>(
+    found: impl IntoIterator<Item = &'a Value>,
+    after: i64,
+    (author, name): (&str, &str),
+) -> Vec<Comment> {
+    let comment = |value: &Value| {
+        let id = value["id"].as_i64().filter(|id| *id > after && value["system"] != true)?;
+        let author = value[author][name].as_str().unwrap_or("?").to_owned();
+        Some(Comment { id, author, text: value["body"].as_str().unwrap_or_default().to_owned() })
+    };
+    let mut comments: Vec<Comment> = found.into_iter().filter_map(comment).collect();
+    comments.sort_unstable_by_key(|comment| comment.id);
+    comments
 }
 
 /// A text in one line, no longer than `most` characters.
