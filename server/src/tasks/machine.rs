@@ -595,6 +595,42 @@ mod tests {
     }
 
     #[test]
+    fn a_reviewed_task_waits_for_its_merge_and_goes_on_like_any_other() {
+        let names = OPERATOR.iter().map(|name| PlanStep { name: (*name).into(), kind: StepKind::HelmRelease });
+        let plan = Plan { workflow: Workflow::Update, steps: names.collect() };
+        let mut task = Task { steps: predict("t", &plan, true, 1), ..planned(Workflow::Update, &OPERATOR) };
+        let names: Vec<&str> = task.steps.iter().take(3).map(|step| step.name.as_str()).collect();
+        assert_eq!(names, [REQUEST_STEP, REVIEW_STEP, FLUX_STEP]);
+        // Nothing that a report says is about it yet.
+        let seen = Observed {
+            phase: READY,
+            wanted: RUNS,
+            spec_digest: DIGEST,
+            display_state: "Running",
+            ..Observed::default()
+        };
+        assert!(!apply(&mut task, &Event::Rollout(&seen), 2) && !is_pushed(&task));
+        assert!(apply(&mut task, &Event::Proposed { message: "#7" }, 3));
+        assert!(!apply(&mut task, &Event::Proposed { message: "#7" }, 4), "told twice");
+        assert_eq!((task.steps[0].state, task.steps[1].state, task.steps[1].started_at), (Succeeded, Running, Some(3)));
+        assert!(!is_pushed(&task) && !waits_for_flux(&task));
+        let rejected = {
+            let mut task = task.clone();
+            assert!(apply(&mut task, &Event::Rejected { message: "closed" }, 5));
+            assert!(!apply(&mut task, &Event::Pushed { revision: "c", branch: "main" }, 6), "it has ended");
+            task
+        };
+        assert_eq!((rejected.state, rejected.message.as_deref()), (TaskState::Rejected, Some("closed")));
+        assert!(rejected.steps.iter().skip(1).all(|step| step.state == Skipped));
+        assert!(apply(&mut task, &Event::Pushed { revision: "0123456789abcdef", branch: "main" }, 5));
+        assert_eq!(task.steps[1].message.as_deref(), Some("Commit 0123456789 on main"));
+        assert_eq!((pushed_at(&task), is_pushed(&task), waits_for_flux(&task)), (Some(5), true, true));
+        assert!(apply(&mut task, &Event::Rollout(&seen), 6));
+        assert_eq!(task.state, TaskState::Succeeded);
+        assert!(task.steps.iter().all(|step| step.state == Succeeded));
+    }
+
+    #[test]
     fn a_superseded_task_ends_and_never_moves_again() {
         let mut task = task();
         apply(&mut task, &PUSHED, 5);
