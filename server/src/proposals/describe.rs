@@ -445,6 +445,17 @@ mod tests {
     }
 
     #[test]
+    fn what_reviewers_read_is_as_written_down() {
+        let single = Facts { configuration: Vec::new(), overrides: Vec::new(), ..facts(1) };
+        let text = format!("{}\n---\n{}", render(&facts(2), 10_000).body, render(&single, 10_000).body);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/proposals/describe.golden.md");
+        if std::env::var_os("STYRMIN_UPDATE").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        assert_eq!(text, std::fs::read_to_string(path).unwrap(), "STYRMIN_UPDATE=1 writes it anew");
+    }
+
+    #[test]
     fn a_text_that_is_too_long_keeps_the_risks_and_says_where_the_whole_is() {
         let all = render(&facts(60), usize::MAX).body;
         assert!(!all.contains("Shortened"));
