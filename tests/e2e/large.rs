@@ -71,18 +71,6 @@ async fn upkeep_goes_on_beside_the_changes() {
     let (front, _) = client.web(&environment, "front").await;
     server.drained(LIMIT).await;
     let hosted = server.hosted(&cluster);
-    for number in 0..300 {
-        client.set_variable(&front, "N", &number.to_string()).await.unwrap();
-        server.drained(LIMIT).await;
-        if server.log().matches("packed").count() >= 4 {
-            break;
-        }
-    }
-    eventually("both are packed", LIMIT, async || {
-        let packed = server.log().matches("packed").count();
-        if packed >= 2 { Ok(()) } else { Err(packed) }
-    })
-    .await;
     let count = async |path: &std::path::Path| -> (usize, usize) {
         let text = git::git(path, &["count-objects", "-v"]).await;
         let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap();
@@ -90,9 +78,27 @@ async fn upkeep_goes_on_beside_the_changes() {
     };
     let mirrors = server.folder.path().join("data/mirrors");
     let mirror = std::fs::read_dir(mirrors).unwrap().next().unwrap().unwrap().path();
+    // How many objects there are is estimated from one folder, so each is packed at a moment of its own.
+    let packed = async || {
+        let (mut least, paths) = (usize::MAX, [&hosted, &mirror]);
+        for path in paths {
+            least = least.min(count(path).await.1);
+        }
+        least
+    };
+    for number in 0..400 {
+        client.set_variable(&front, "N", &number.to_string()).await.unwrap();
+        server.drained(LIMIT).await;
+        if number % 20 == 19 && packed().await > 300 {
+            break;
+        }
+    }
+    eventually("both are packed", LIMIT, async || {
+        let packed = packed().await;
+        if packed > 300 { Ok(()) } else { Err(packed) }
+    })
+    .await;
     for path in [&hosted, &mirror] {
-        let (_, packed) = count(path).await;
-        assert!(packed > 300, "{}: {packed}", path.display());
         git::git(path, &["fsck", "--full", "--strict", "--no-dangling"]).await;
     }
     client.set_variable(&front, "N", "last").await.unwrap();
