@@ -493,7 +493,7 @@ impl Changes {
         let id = id();
         for _ in 0..ATTEMPTS {
             let rows = self.new_rows(&input, &id).await?;
-            let review = self.review_of_new(&input.environment, asked).await?;
+            let review = self.rules(&input.environment, asked).await?;
             let created = match review {
                 Some(rules) => self.propose_new(rows, input.edit(), rules, author).await,
                 None => self.store_change(rows, input.edit(), author).await,

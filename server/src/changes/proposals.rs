@@ -107,7 +107,7 @@ pub(super) struct Merge {
 
 impl Changes {
     /// Whether a change of a deployment in this environment goes through a review, and by which rules.
-    async fn rules(&self, environment: &str, asked: Option<Delivery>) -> Result<Option<DeliveryRules>> {
+    pub(super) async fn rules(&self, environment: &str, asked: Option<Delivery>) -> Result<Option<DeliveryRules>> {
         let environment = self.environment(environment).await?;
         let cluster = self.cluster(&environment.cluster_id).await?;
         Ok(rules_of(&cluster, Some(&environment), asked))
@@ -124,15 +124,6 @@ impl Changes {
             return Err(invalid(object, "delivery", message));
         }
         Ok(rules)
-    }
-
-    /// Adds a deployment by a proposal, when its environment says so.
-    pub(super) async fn review_of_new(
-        &self,
-        environment: &str,
-        asked: Option<Delivery>,
-    ) -> Result<Option<DeliveryRules>> {
-        self.rules(environment, asked).await
     }
 
     /// Proposes a new deployment.
@@ -153,13 +144,18 @@ impl Changes {
         if rules_of(&rows.cluster, Some(&rows.environment), None).is_none() {
             return Ok((Vec::new(), None));
         }
-        let Some(own) = self.store.own_proposal(id).await? else { return Ok((Vec::new(), Some(None))) };
-        let item = self.open_items(&own.id).await?.into_iter().find(|item| item.deployment_id == *id);
-        let edits = match &item {
-            Some(item) => self.opened(&item.edits, id).await?,
-            None => Vec::new(),
-        };
-        Ok((edits, Some(self.instance_of(item.as_ref()).await?.map(Box::new))))
+        let (own, edits) = self.own_part(id).await?;
+        let item = own.as_ref().map(|(_, item)| item);
+        Ok((edits, Some(self.instance_of(item).await?.map(Box::new))))
+    }
+
+    /// The proposal of a deployment's own with its part, and the edits that it holds.
+    async fn own_part(&self, id: &str) -> Result<(Option<(Proposal, ProposalItem)>, Vec<Edit>)> {
+        let Some(own) = self.store.own_proposal(id).await? else { return Ok((None, Vec::new())) };
+        let item = self.open_items(&own.id).await?.into_iter().find(|item| item.deployment_id == id);
+        let Some(item) = item else { return Ok((None, Vec::new())) };
+        let edits = self.opened(&item.edits, id).await?;
+        Ok((Some((own, item)), edits))
     }
 
     /// Proposes what `decide` says of what the deployment's own proposal leads to.
@@ -177,33 +173,23 @@ impl Changes {
         for _ in 0..ATTEMPTS {
             let rows = self.rows(id).await?;
             self.check_base(&rows, base).await?;
-            let own = self.store.own_proposal(id).await?;
-            let item = match &own {
-                Some(proposal) => {
-                    self.open_items(&proposal.id).await?.into_iter().find(|item| item.deployment_id == id)
-                }
-                None => None,
-            };
-            let edits = match &item {
-                Some(item) => self.opened(&item.edits, id).await?,
-                None => Vec::new(),
-            };
+            let (known, edits) = self.own_part(id).await?;
             let seen = compute::applied(&rows, &edits, &self.key)?;
             let edit = decide(&seen)?;
             check_lifecycle(&seen, &edit)?;
             if edit.is_done(&seen) {
-                return Ok(Changed { deployment: rows.deployment, task: None, proposal: own });
+                let proposal = known.map(|(proposal, _)| proposal);
+                return Ok(Changed { deployment: rows.deployment, task: None, proposal });
             }
             if edit.delete && rows.deployment.newest_instance_id.is_none() {
                 // It was never merged: who ends it takes the proposal back.
-                if let Some(proposal) = own {
+                if let Some((proposal, _)) = known {
                     self.end_proposal(&proposal.id, ProposalState::Closed, &format!("{} took it back", author.name))
                         .await?;
                 }
                 let deployment = self.store.deployment(id).await?.unwrap_or(rows.deployment);
                 return Ok(Changed { deployment, task: None, proposal: None });
             }
-            let known = own.zip(item);
             match self.propose_edit(rows, known, edits, edit, rules.clone(), author).await {
                 Err(ChangeError::Store(StoreError::Conflict)) => metrics::change_conflicts().inc(),
                 other => return other,

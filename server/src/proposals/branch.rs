@@ -3,8 +3,7 @@
 use super::{Proposals, Result};
 use crate::changes::{BranchEdit, Scene};
 use crate::drivers::Catalog;
-use crate::repository::{Content, Edit, Edits, Entry, Message, Mirror, Signature, Stamp, driver_files};
-use crate::store::Person;
+use crate::repository::{Content, Edits, Entry, Message, Mirror, Signature, Stamp, deployment_files, driver_files};
 use anyhow::Context as _;
 use git2::{Oid, Repository};
 use std::collections::HashSet;
@@ -138,15 +137,9 @@ pub(super) async fn commit(
     let mut edits = Edits::new();
     let mut message = Message::default();
     let mut drivers = HashSet::new();
-    for (part, [document, secrets]) in scene.parts.iter().zip(paths(scene)) {
+    for part in &scene.parts {
         let instance = &part.instance;
-        for (path, content) in [(document, &instance.document), (secrets, &instance.secrets_file)] {
-            let edit = match content {
-                Some(text) if instance.document.is_some() => Edit::Write(text.clone()),
-                _ => Edit::Remove,
-            };
-            edits.insert(path, edit);
-        }
+        edits.extend(deployment_files(instance, &part.folder));
         let digest = &instance.spec.driver.digest;
         if instance.document.is_some()
             && drivers.insert(digest.clone())
@@ -162,17 +155,8 @@ pub(super) async fn commit(
             Some(id) if scene.parts.len() <= DESCRIBED_MAX => proposals.store.instance(id).await?,
             _ => None,
         };
-        message.entries.push(Entry {
-            instance: instance.id.clone(),
-            deployment: part.deployment.id.clone(),
-            name: part.deployment.name.clone(),
-            application: format!("{} {}", instance.spec.driver.name, instance.spec.application_version),
-            sequence: instance.sequence,
-            task: instance.task_id.clone(),
-            workflow: instance.workflow.clone(),
-            author: Person { name: instance.author_name.clone(), email: instance.author_email.clone() },
-            changes: before.map(|old| diff::words(&old.spec, &instance.spec)).unwrap_or_default(),
-        });
+        let changes = before.map(|old| diff::words(&old.spec, &instance.spec)).unwrap_or_default();
+        message.entries.push(Entry { changes, ..Entry::of(instance, &part.deployment.name) });
     }
     let committer = proposals.settings.committer.clone();
     let author = message.single_author([]).map_or_else(

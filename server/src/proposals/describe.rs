@@ -246,10 +246,7 @@ fn shown(value: &Value) -> String {
         Value::String(text) if !text.is_empty() => text.clone(),
         other => other.to_string(),
     };
-    match text.char_indices().nth(VALUE_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    super::limited(&text, VALUE_MAX)
 }
 
 fn render(facts: &Facts, most: usize) -> Text {

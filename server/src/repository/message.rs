@@ -1,6 +1,6 @@
 //! Commit messages: what changes in words, and trailers that name every instance.
 
-use crate::store::Person;
+use crate::store::{Instance, Person};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -25,6 +25,24 @@ pub struct Entry {
     pub author: Person,
     /// What differs from the instance before, a line each.
     pub changes: Vec<String>,
+}
+
+impl Entry {
+    /// An instance of the deployment of this name, without what differs.
+    #[must_use]
+    pub fn of(instance: &Instance, name: &str) -> Self {
+        Self {
+            instance: instance.id.clone(),
+            deployment: instance.deployment_id.clone(),
+            name: name.to_owned(),
+            application: format!("{} {}", instance.spec.driver.name, instance.spec.application_version),
+            sequence: instance.sequence,
+            task: instance.task_id.clone(),
+            workflow: instance.workflow.clone(),
+            author: Person { name: instance.author_name.clone(), email: instance.author_email.clone() },
+            changes: Vec::new(),
+        }
+    }
 }
 
 /// One file that is put back.

@@ -41,7 +41,7 @@ pub use reader::{Content, Entry as CommitEntry, Finding, Reading};
 pub use sign::{Signer, key_suffix};
 pub use splice::{Edit, Edits, Signature, Stamp, commit, splice};
 pub use template::environment as environment_files;
-pub use writer::{WriterSettings, Writers, driver_files};
+pub use writer::{WriterSettings, Writers, deployment_files, driver_files};
 
 use crate::store::{Cluster, Lead, Target};
 use async_trait::async_trait;

@@ -14,8 +14,8 @@ use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::secrets::{ServerKey, credentials_place};
 use crate::store::{
-    Batch, BatchRows, BatchState, Cluster, EditState, GitEdit, InstancePlace, InstanceToWrite, Lead, Millis, Notice,
-    OutboxKind, OutboxRow, Person, Pushed, Store, StoreError, Target, Task,
+    Batch, BatchRows, BatchState, Cluster, EditState, GitEdit, Instance, InstancePlace, InstanceToWrite, Lead, Millis,
+    Notice, OutboxKind, OutboxRow, Person, Pushed, Store, StoreError, Target, Task,
 };
 use crate::tasks::machine::{self, Event};
 use crate::{faults, metrics};
@@ -946,7 +946,7 @@ impl Writer {
                 let item = self.shared.store.instances_to_write(&ids).await?.pop();
                 let Some(item) = item.filter(|item| item.cluster_id == edit.cluster_id) else { return Ok(()) };
                 name = format!("deployment {}", item.deployment_name);
-                let files = deployment_files(&item, &folder(&item, clusters)?);
+                let files = deployment_files(&item.instance, &folder(&item, clusters)?);
                 if files.contains_key(&edit.path) {
                     files
                 } else {
@@ -1010,8 +1010,8 @@ impl Writer {
 }
 
 /// The files of an instance's deployment: written, or gone.
-fn deployment_files(item: &InstanceToWrite, folder: &str) -> Edits {
-    let instance = &item.instance;
+#[must_use]
+pub fn deployment_files(instance: &Instance, folder: &str) -> Edits {
     let files = [(layout::DEPLOYMENT_FILE, &instance.document), (layout::SECRETS_FILE, &instance.secrets_file)];
     let edit = |(name, content): (&str, &Option<String>)| {
         let edit = match content {
@@ -1076,19 +1076,9 @@ fn place_instance(work: &mut Work, item: &InstanceToWrite, place: &Place<'_>) {
     // A removal that finds nothing, while an earlier push may still arrive: only a commit on this
     // tip makes sure that it cannot.
     work.anyway |= absent;
-    work.edits.extend(deployment_files(item, place.folder));
+    work.edits.extend(deployment_files(instance, place.folder));
     work.rows.instances.push(instance.id.clone());
-    work.message.entries.push(Entry {
-        instance: instance.id.clone(),
-        deployment: instance.deployment_id.clone(),
-        name: item.deployment_name.clone(),
-        application: format!("{} {}", instance.spec.driver.name, instance.spec.application_version),
-        sequence: instance.sequence,
-        task: instance.task_id.clone(),
-        workflow: instance.workflow.clone(),
-        author: Person { name: instance.author_name.clone(), email: instance.author_email.clone() },
-        changes: Vec::new(),
-    });
+    work.message.entries.push(Entry::of(instance, &item.deployment_name));
 }
 
 /// The driver's ConfigMap and its chart, unless they are there: both are named by content.
