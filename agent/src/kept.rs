@@ -1,35 +1,75 @@
 //! What is kept of each kind of objects: what is asked for often as it is, the rest compressed or not at all.
 //! Whole objects of ten thousand deployments would fill the memory. Pure.
 
+use crate::operator::decide::phase;
 use crate::packed::{Packed, Packer};
 use crate::rows;
+use crate::snapshot::mark;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject, Secret as SecretObject};
 use kube::ResourceExt as _;
 use kube::api::{DynamicObject, PartialObjectMeta};
-use serde_json::{Value, json};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use styrmin_renderer::hooks::KEY_ANNOTATION;
+use styrmin_renderer::names::ID_LENGTH;
 use styrmin_renderer::network::{self, ALIAS_LABEL};
+use styrmin_renderer::objects;
 use styrmin_renderer::spec::{
     DEPLOYMENT_LABEL, DriverRef, ENVIRONMENT_LABEL, StyrminDeployment, StyrminDeploymentStatus,
 };
+use uuid::Uuid;
 
 /// Annotation prefix of the fingerprints of a decrypted Secret.
 const FINGERPRINT_PREFIX: &str = "fingerprint.styrmin.io/";
+
+/// An id of ours in its place: texts of their own would be a third of what is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Id([u8; ID_LENGTH]);
+
+impl Id {
+    /// An id; one of nothing when the text is none.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        text.as_bytes().try_into().map(Self).unwrap_or_default()
+    }
+
+    /// The text; empty when it was none.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        if *self == Self::default() { "" } else { std::str::from_utf8(&self.0).unwrap_or_default() }
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+fn label(labels: &BTreeMap<String, String>, name: &str) -> Id {
+    Id::of(labels.get(name).map_or("", String::as_str))
+}
+
+/// A UID in its place. Kubernetes makes UUIDs; anything else is none.
+fn uid(text: Option<&str>) -> Option<Uuid> {
+    text.and_then(|text| Uuid::try_parse(text).ok())
+}
 
 /// A StyrminDeployment.
 #[derive(Debug, Clone)]
 pub struct Deployment {
     /// Its UID.
-    pub uid: Box<str>,
+    pub uid: Option<Uuid>,
     /// When it was created.
     pub created: Option<Timestamp>,
     /// It is on its way out.
     pub going: bool,
-    /// Its phase; empty when it has none.
-    pub phase: Box<str>,
+    /// Its phase; empty when it has none that is known.
+    pub phase: &'static str,
     /// The teardown of its application has begun.
     pub leaving: bool,
     /// It has the name that its deployment's object has.
@@ -62,10 +102,10 @@ impl Deployments {
     pub fn keep(&self, object: &StyrminDeployment, leaving: impl Fn(&StyrminDeploymentStatus) -> bool) -> Deployment {
         let status = object.status.as_ref();
         Deployment {
-            uid: object.uid().unwrap_or_default().into(),
+            uid: uid(object.metadata.uid.as_deref()),
             created: object.creation_timestamp().map(|at| at.0),
             going: object.metadata.deletion_timestamp.is_some(),
-            phase: status.and_then(|status| status.phase.as_deref()).unwrap_or_default().into(),
+            phase: status.and_then(|status| status.phase.as_deref()).map_or("", phase::known),
             leaving: status.is_some_and(leaving),
             named: object.name_any() == object.spec.deployment_id.object_name(),
             driver: self.shared(&object.spec.driver),
@@ -137,15 +177,14 @@ impl Flux {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// Id of the deployment that it belongs to; an alias belongs to the one that it leads to.
-    pub owner: Box<str>,
+    pub owner: Id,
     /// Id of the environment that it lies in.
-    pub environment: Box<str>,
+    pub environment: Id,
     /// It is a service alias.
     pub alias: bool,
-    /// [`network::shape`] of it.
-    pub shape: Box<str>,
+    shape: u64,
     /// Its UID.
-    pub uid: Box<str>,
+    pub uid: Option<Uuid>,
     /// It is on its way out.
     pub going: bool,
 }
@@ -155,15 +194,23 @@ impl Written {
     #[must_use]
     pub fn keep(kind: &str, object: &Value) -> Self {
         let labels = &object["metadata"]["labels"];
-        let label = |name: &str| labels[name].as_str().unwrap_or_default().into();
+        let label = |name: &str| Id::of(labels[name].as_str().unwrap_or_default());
         Self {
             owner: label(DEPLOYMENT_LABEL),
             environment: label(ENVIRONMENT_LABEL),
             alias: labels[ALIAS_LABEL.0] == ALIAS_LABEL.1,
-            shape: network::shape(kind, object).into(),
-            uid: object["metadata"]["uid"].as_str().unwrap_or_default().into(),
+            shape: mark(network::shape(kind, object)),
+            uid: uid(object["metadata"]["uid"].as_str()),
             going: !object["metadata"]["deletionTimestamp"].is_null(),
         }
+    }
+}
+
+impl Written {
+    /// Whether what is ours of it is as wanted.
+    #[must_use]
+    pub fn is_as(&self, kind: &str, wanted: &Value) -> bool {
+        self.shape == mark(network::shape(kind, wanted))
     }
 }
 
@@ -171,13 +218,13 @@ impl Written {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Secret {
     /// Id of the deployment.
-    pub owner: Box<str>,
+    pub owner: Id,
     /// Fingerprints of its keys, when Flux decrypted it.
     pub fingerprints: Box<[(Box<str>, Box<str>)]>,
     /// It is on its way out.
     pub going: bool,
     /// Others may have written it meanwhile.
-    version: Box<str>,
+    version: u64,
 }
 
 impl Secret {
@@ -188,10 +235,10 @@ impl Secret {
             Some((name.strip_prefix(FINGERPRINT_PREFIX)?.into(), value.as_str().into()))
         };
         Self {
-            owner: object.labels().get(DEPLOYMENT_LABEL).map_or("", String::as_str).into(),
+            owner: label(object.labels(), DEPLOYMENT_LABEL),
             fingerprints: object.annotations().iter().filter_map(fingerprint).collect(),
             going: object.metadata.deletion_timestamp.is_some(),
-            version: object.resource_version().unwrap_or_default().into(),
+            version: mark(object.resource_version()),
         }
     }
 
@@ -208,9 +255,9 @@ pub struct ActionJob {
     /// Key of its step.
     pub step: Box<str>,
     /// Id of the environment of its deployment.
-    pub environment: Box<str>,
+    pub environment: Id,
     /// It changes whenever its state does.
-    version: Box<str>,
+    version: u64,
 }
 
 impl ActionJob {
@@ -219,8 +266,8 @@ impl ActionJob {
     pub fn keep(object: &PartialObjectMeta<Job>) -> Self {
         Self {
             step: object.annotations().get(KEY_ANNOTATION).map_or("", String::as_str).into(),
-            environment: object.labels().get(ENVIRONMENT_LABEL).map_or("", String::as_str).into(),
-            version: object.resource_version().unwrap_or_default().into(),
+            environment: label(object.labels(), ENVIRONMENT_LABEL),
+            version: mark(object.resource_version()),
         }
     }
 }
@@ -229,12 +276,12 @@ impl ActionJob {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Application {
     /// Id of the deployment.
-    pub deployment: Box<str>,
+    pub deployment: Id,
     /// Id of the environment, if the label is there.
-    pub environment: Option<Box<str>>,
+    pub environment: Option<Id>,
     /// It is on its way out.
     pub going: bool,
-    labels: Box<str>,
+    labels: u64,
 }
 
 impl Application {
@@ -242,18 +289,20 @@ impl Application {
     #[must_use]
     pub fn keep(object: &PartialObjectMeta<Namespace>) -> Self {
         let labels = object.labels();
+        let environment = labels.contains_key(ENVIRONMENT_LABEL);
         Self {
-            deployment: labels.get(DEPLOYMENT_LABEL).map_or("", String::as_str).into(),
-            environment: labels.get(ENVIRONMENT_LABEL).map(|environment| environment.as_str().into()),
+            deployment: label(labels, DEPLOYMENT_LABEL),
+            environment: environment.then(|| label(labels, ENVIRONMENT_LABEL)),
             going: object.metadata.deletion_timestamp.is_some(),
-            labels: json!(labels).to_string().into(),
+            labels: mark(objects::NAMESPACE_LABELS.map(|name| labels.get(name).map(String::as_str))),
         }
     }
 
-    /// Its labels, as an object.
+    /// Whether the labels that are ours are as wanted.
     #[must_use]
-    pub fn labels(&self) -> Value {
-        serde_json::from_str(&self.labels).unwrap_or_default()
+    pub fn has_labels_of(&self, wanted: &Value) -> bool {
+        let labels = &wanted["metadata"]["labels"];
+        self.labels == mark(objects::NAMESPACE_LABELS.map(|name| labels[name].as_str()))
     }
 }
 

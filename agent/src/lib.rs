@@ -10,7 +10,9 @@
 //! and never takes configuration from the server: Git is the only way in.
 
 pub mod clock;
+pub mod crds;
 pub mod decryption;
+pub mod facts;
 pub mod flux;
 pub mod kept;
 pub mod lease;
@@ -27,6 +29,7 @@ pub mod store;
 pub mod watch;
 
 use anyhow::Context as _;
+use kube::Client;
 use settings::Settings;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +41,16 @@ pub const NAMESPACE: &str = "styrmin-system";
 
 /// How long the lists of the first watches may take before the agent says that it waits.
 const FIRST_LISTS: Duration = Duration::from_secs(30);
+
+/// Brings the kinds of the chart up to date: ours, and those in the files of `folders`.
+///
+/// # Errors
+/// When the cluster cannot be reached, or objects of a kind are in the way; see [`crds`].
+pub async fn apply_kinds(folders: &[std::path::PathBuf]) -> anyhow::Result<()> {
+    styrmin_client::choose_tls();
+    let client = Client::try_default().await.context("no connection to a cluster is configured")?;
+    crds::apply(&client, &crds::wanted(folders).await?).await
+}
 
 /// Runs until `stop`, or until another agent leads.
 ///
@@ -60,6 +73,9 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     let lost = lease.lost.clone();
 
     let watch = watch::start(&client, Duration::from_secs(settings.relist.into()), &lost);
+    let server = Arc::new(server::Server::new(&settings, identity, lease.epoch)?);
+    let facts = facts::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), settings.timer(), lost.clone());
+    let facts = tokio::spawn(facts);
     tokio::select! {
         () = lost.cancelled() => {}
         () = stop.cancelled() => {}
@@ -71,7 +87,6 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
             }
         } => {}
     }
-    let server = Arc::new(server::Server::new(&settings, identity, lease.epoch)?);
     let reporter =
         reporter::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), settings.clone(), lost.clone());
     let nudge = nudge::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), lost.clone());
@@ -90,6 +105,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     let _ = tokio::time::timeout(Duration::from_secs(5), reporter).await;
     let _ = tokio::time::timeout(Duration::from_secs(5), nudge).await;
     let _ = tokio::time::timeout(Duration::from_secs(5), decryption).await;
+    let _ = tokio::time::timeout(Duration::from_secs(5), facts).await;
     lease.release(by_us).await;
     anyhow::ensure!(by_us, "another agent leads, or the API server could not be reached for the lease's duration");
     Ok(())

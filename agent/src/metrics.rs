@@ -67,37 +67,14 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
     Metrics { registry, ..metrics }
 });
 
-/// Deployments that wait for a pass, with the beginning of each wait.
-#[derive(Debug)]
-pub(crate) struct Queue<K> {
-    waiting: Mutex<HashMap<K, Instant>>,
+/// So many deployments wait for a pass.
+pub(crate) fn waiting(deployments: usize) {
+    METRICS.waiting.set(deployments.try_into().unwrap_or(i64::MAX));
 }
 
-impl<K> Default for Queue<K> {
-    fn default() -> Self {
-        Self { waiting: Mutex::default() }
-    }
-}
-
-impl<K: std::hash::Hash + Eq> Queue<K> {
-    /// One is to be looked at. There are `limit` of them: with more, some are gone and never looked at.
-    pub(crate) fn add(&self, one: K, limit: usize) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.len() > limit {
-            waiting.clear();
-        }
-        waiting.entry(one).or_insert_with(Instant::now);
-        METRICS.waiting.set(waiting.len().try_into().unwrap_or(i64::MAX));
-    }
-
-    /// Its pass begins.
-    pub(crate) fn take(&self, one: &K) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(since) = waiting.remove(one) {
-            METRICS.waited.observe(since.elapsed().as_secs_f64());
-        }
-        METRICS.waiting.set(waiting.len().try_into().unwrap_or(i64::MAX));
-    }
+/// One had waited for so long when its pass began.
+pub(crate) fn waited(time: Duration) {
+    METRICS.waited.observe(time.as_secs_f64());
 }
 
 /// A pass has ended.

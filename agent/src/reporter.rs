@@ -51,7 +51,7 @@ const DEPLOYMENTS: usize = 1;
 /// One kind of snapshot.
 struct Kind {
     mutation: &'static str,
-    sources: for<'a> fn(&'a Watch) -> Vec<Source<'a>>,
+    sources: fn(&Watch) -> Box<dyn Iterator<Item = Source> + '_>,
 }
 
 /// Reports until `stop`.
@@ -168,32 +168,32 @@ impl Reporter {
 }
 
 /// The pods of applications.
-fn pods(watch: &Watch) -> Vec<Source<'_>> {
+fn pods(watch: &Watch) -> Box<dyn Iterator<Item = Source> + '_> {
     let source = |((namespace, name), pod): (store::Key, kept::Pod)| {
         let deployment = watch.namespaces.get("", &namespace)?.deployment;
         Some(Source {
             key: ("Pod", namespace, name),
-            mark: mark((pod.mark(), &deployment)),
+            mark: mark((pod.mark(), deployment.as_str())),
             row: Box::new(move || {
                 let mut row = pod.row()?;
-                row["deploymentId"] = (*deployment).into();
+                row["deploymentId"] = deployment.as_str().into();
                 Some(row)
             }),
         })
     };
-    watch.pods.all().into_iter().filter_map(source).collect()
+    Box::new(watch.pods.all().into_iter().filter_map(source))
 }
 
-fn deployments(watch: &Watch) -> Vec<Source<'_>> {
+fn deployments(watch: &Watch) -> Box<dyn Iterator<Item = Source> + '_> {
     let source = |((namespace, name), kept): (store::Key, kept::Deployment)| Source {
         key: ("StyrminDeployment", namespace, name),
         mark: kept.mark(),
         row: Box::new(move || Some(rows::deployment(&kept.object()?))),
     };
-    watch.deployments.all().into_iter().map(source).collect()
+    Box::new(watch.deployments.all().into_iter().map(source))
 }
 
-fn flux_statuses(watch: &Watch) -> Vec<Source<'_>> {
+fn flux_statuses(watch: &Watch) -> Box<dyn Iterator<Item = Source> + '_> {
     let source = |kind: &'static str| {
         move |(name, kept): (Box<str>, kept::Flux)| Source {
             key: (kind, FLUX_NAMESPACE.into(), name),
@@ -203,5 +203,5 @@ fn flux_statuses(watch: &Watch) -> Vec<Source<'_>> {
     };
     let git = watch.git_repositories.within(FLUX_NAMESPACE).into_iter().map(source("GitRepository"));
     let kustomizations = watch.kustomizations.within(FLUX_NAMESPACE).into_iter().map(source("Kustomization"));
-    git.chain(kustomizations).collect()
+    Box::new(git.chain(kustomizations))
 }

@@ -1,13 +1,14 @@
 //! The way to the server, and what its answers said last.
 
+use crate::clock;
 use crate::settings::Settings;
 use crate::snapshot::Message;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use styrmin_client::{Client, ClientError};
 use styrmin_renderer::canonical;
 use tokio::sync::watch;
@@ -20,6 +21,20 @@ const NEWEST: &str = "query($after:String){newestRevision(after:$after)}";
 
 /// Says what the cluster can decrypt.
 const RECIPIENTS: &str = "mutation($identity:String!,$epoch:Int!,$recipients:[String!]!){reportRecipients(identity:$identity,epoch:$epoch,recipients:$recipients)}";
+
+/// Says what this agent is.
+const FACTS: &str = "mutation($epoch:Int!,$facts:FactsInput!){reportFacts(epoch:$epoch,facts:$facts)}";
+
+/// What an agent says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Its version.
+    pub version: String,
+    /// Whether the cluster has our kind as this agent knows it: CURRENT, OTHER or MISSING.
+    pub kind: String,
+    /// Kinds that it could not list yet.
+    pub waits_for: Vec<String>,
+}
 
 /// What the server's answers said last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,6 +54,8 @@ pub struct Server {
     epoch: i32,
     sequence: AtomicI64,
     answer: watch::Sender<Arc<Answer>>,
+    /// The last connection, with the token that it is for: each new one reads all authorities again.
+    connection: Mutex<Option<(String, Client)>>,
 }
 
 impl Server {
@@ -59,6 +76,7 @@ impl Server {
             epoch,
             sequence: AtomicI64::new(0),
             answer: watch::Sender::default(),
+            connection: Mutex::default(),
         })
     }
 
@@ -83,7 +101,13 @@ impl Server {
             }
             (None, None) => String::new(),
         };
-        Ok(Client::new(&self.address, &token)?)
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = connection.as_ref().filter(|(of, _)| *of == token) {
+            return Ok(known.clone());
+        }
+        let client = Client::new(&self.address, &token)?;
+        *connection = Some((token, client.clone()));
+        Ok(client)
     }
 
     fn next(&self) -> i64 {
@@ -98,14 +122,12 @@ impl Server {
     pub async fn report(&self, mutation: &str, cluster: &str, message: Message) -> anyhow::Result<bool> {
         let agent =
             json!({ "identity": self.identity, "epoch": self.epoch, "sequence": self.next(), "clusterUid": cluster });
-        let Message { items, digest, delta } = message;
-        let variables = json!({ "agent": agent, "digest": digest, "delta": delta }).to_string();
-        // The items go in as the text that they are.
+        let variables = json!({ "agent": agent, "digest": message.digest, "delta": message.delta }).to_string();
+        // The items follow as the text that they are.
         let rest = variables.strip_suffix('}').unwrap_or_default();
-        let mut body = items;
-        body.insert_str(0, &format!("{{\"query\":{},\"variables\":{rest},\"items\":", Value::from(mutation)));
-        body.push_str("}}");
-        self.ask(body).await
+        let head = format!("{{\"query\":{},\"variables\":{rest},\"items\":", Value::from(mutation));
+        let pieces = std::iter::once(head).chain(message.text()).chain(std::iter::once("}}".to_owned()));
+        self.ask(pieces).await
     }
 
     /// Says that nothing differs from the snapshots of pods, StyrminDeployments and Flux with these digests.
@@ -117,7 +139,7 @@ impl Server {
         let [pods, deployments, flux] = digests;
         let digest = canonical::digest_parts([self.identity.as_str(), cluster, pods, deployments, flux]);
         let variables = json!({ "e": self.epoch, "s": self.next(), "d": digest });
-        self.ask(json!({ "query": UNCHANGED, "variables": variables }).to_string()).await
+        self.ask([json!({ "query": UNCHANGED, "variables": variables }).to_string()].into_iter()).await
     }
 
     /// Says for which age recipients the cluster can decrypt.
@@ -130,8 +152,20 @@ impl Server {
         Ok(())
     }
 
-    async fn ask(&self, body: String) -> anyhow::Result<bool> {
-        let data = self.client().await?.execute_text(body).await?;
+    /// Says what this agent is, with its time.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses.
+    pub async fn facts(&self, facts: &Facts) -> anyhow::Result<()> {
+        let Facts { version, kind, waits_for } = facts;
+        let sent_at = clock::now().to_string();
+        let facts = json!({ "version": version, "kind": kind, "waitsFor": waits_for, "sentAt": sent_at });
+        self.client().await?.execute(FACTS, json!({ "epoch": self.epoch, "facts": facts })).await?;
+        Ok(())
+    }
+
+    async fn ask(&self, body: impl Iterator<Item = String> + Send + Sync + 'static) -> anyhow::Result<bool> {
+        let data = self.client().await?.execute_pieces(body).await?;
         let answer = &data["report"];
         let confirmed = answer["confirmedDeletions"]
             .as_array()

@@ -1,15 +1,43 @@
 //! Settings of the agent: arguments, or environment variables of the same names.
 
 use crate::operator::decide;
-use clap::Parser;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
 use styrmin_renderer::objects::ReleaseSettings;
 
 /// The Styrmin agent: makes StyrminDeployments run in the cluster that it runs in, and reports to the
 /// server.
-#[derive(Debug, Clone, Parser)]
-#[command(name = "styrmin-agent", version)]
+#[derive(Debug, Parser)]
+#[command(name = "styrmin-agent", version, subcommand_negates_reqs = true)]
+pub struct Program {
+    /// Absent when there is a command, which needs none of them.
+    #[command(flatten)]
+    pub settings: Option<Settings>,
+    /// What to do instead.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What the program can do instead of running.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Brings the kinds that the chart brings up to date, as its Job does before each install and upgrade.
+    ApplyCrds {
+        /// Folder with more kinds than the agent's own, one in each `.yaml` file.
+        #[arg(long)]
+        folder: Vec<PathBuf>,
+    },
+}
+
+/// The arguments and commands, as the reference shows them.
+#[must_use]
+pub fn command() -> clap::Command {
+    Program::command()
+}
+
+/// What the agent can be told.
+#[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// Address of the Styrmin server.
     #[arg(long, env = "STYRMIN_SERVER_ADDRESS")]

@@ -2,7 +2,9 @@
 //!
 //! Of ten thousand objects few change between two rounds: only of those is a row of the report made.
 
+use crate::store::Objects;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher as _};
@@ -11,21 +13,25 @@ use styrmin_renderer::canonical;
 /// Kind, namespace and name.
 pub type Key = (&'static str, Box<str>, Box<str>);
 
+/// Makes the row of an object; `None`: there is none.
+pub type Row = Box<dyn Fn() -> Option<Value> + Send + Sync>;
+
 /// An object that a report can tell of.
-pub struct Source<'a> {
+pub struct Source {
     /// Which one.
     pub key: Key,
     /// Differs whenever the object does.
     pub mark: u64,
-    /// Makes its row; `None`: there is none.
-    pub row: Box<dyn Fn() -> Option<Value> + 'a>,
+    /// Its row.
+    pub row: Row,
 }
 
 /// What the server has of a snapshot.
 #[derive(Debug)]
 pub struct Sent {
     digest: String,
-    rows: BTreeMap<Key, Mark>,
+    /// By kind.
+    rows: BTreeMap<&'static str, Objects<Mark>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -35,14 +41,25 @@ struct Mark {
 }
 
 /// What to send.
-#[derive(Debug, PartialEq)]
 pub struct Message {
-    /// Objects, as the text of a JSON array: as values thousands of them would take many times the memory.
-    pub items: String,
+    /// Objects. Each is made when it is sent: the texts of thousands of them are more than all that is kept.
+    pub items: Vec<Row>,
     /// Digest of the whole snapshot.
     pub digest: String,
     /// What the items differ from, as the API takes it; `None`: they are all there are.
     pub delta: Option<Value>,
+}
+
+impl Message {
+    /// The items as the text of a JSON array, piece by piece.
+    pub fn text(self) -> impl Iterator<Item = String> + Send + Sync {
+        let rows = self.items.into_iter().filter_map(|row| row());
+        let rows = rows.enumerate().map(|(number, row)| {
+            let separator = if number == 0 { "" } else { "," };
+            format!("{separator}{}", canonical::to_string(&row))
+        });
+        std::iter::once("[".to_owned()).chain(rows).chain(std::iter::once("]".to_owned()))
+    }
 }
 
 /// A mark of something.
@@ -56,13 +73,14 @@ pub fn mark(of: impl Hash) -> u64 {
 /// What to send of a snapshot when the server has `sent` of the last one, and what it has then. `None`: it has
 /// all.
 #[must_use]
-pub fn message(sources: Vec<Source<'_>>, sent: Option<&Sent>) -> (Option<Message>, Sent) {
-    let mut rows = BTreeMap::new();
-    let mut items = String::from("[");
+pub fn message(sources: impl IntoIterator<Item = Source>, sent: Option<&Sent>) -> (Option<Message>, Sent) {
+    let mut rows: BTreeMap<&'static str, Objects<Mark>> = BTreeMap::new();
+    let mut items = Vec::new();
     for Source { key, mark: source, row } in sources {
-        let known = sent.and_then(|sent| sent.rows.get(&key));
+        let (kind, namespace, name) = key;
+        let known = sent.and_then(|sent| sent.rows.get(kind)?.get(&namespace, &name));
         if let Some(known) = known.filter(|known| known.source == source) {
-            rows.insert(key, *known);
+            rows.entry(kind).or_default().insert((namespace, name), *known);
             continue;
         }
         let Some(made) = row() else { continue };
@@ -70,25 +88,30 @@ pub fn message(sources: Vec<Source<'_>>, sent: Option<&Sent>) -> (Option<Message
         let new = Mark { source, row: mark(&text) };
         // An object may change in what no report tells of.
         if known.is_none_or(|known| known.row != new.row) {
-            if items.len() > 1 {
-                items.push(',');
-            }
-            items.push_str(&text);
+            items.push(row);
         }
-        rows.insert(key, new);
+        rows.entry(kind).or_default().insert((namespace, name), new);
     }
-    items.push(']');
-    let marks: Vec<String> = rows.values().map(|mark| format!("{:016x}", mark.row)).collect();
-    let parts = rows.keys().zip(&marks).flat_map(|((kind, namespace, name), mark)| [*kind, namespace, name, mark]);
-    let digest = canonical::digest_parts(parts);
+    let all =
+        rows.iter().flat_map(|(kind, of)| of.iter().map(|(namespace, name, mark)| (*kind, namespace, name, mark)));
+    let digest = canonical::digest_parts(all.flat_map(|(kind, namespace, name, mark)| {
+        [Cow::from(kind), Cow::from(namespace), Cow::from(name), Cow::from(format!("{:016x}", mark.row))]
+    }));
     let now = Sent { digest: digest.clone(), rows };
     let Some(sent) = sent else { return (Some(Message { items, digest, delta: None }), now) };
     if sent.digest == now.digest {
         return (None, now);
     }
-    let gone = sent.rows.keys().filter(|key| !now.rows.contains_key(*key));
-    let removed: Vec<Value> =
-        gone.map(|(kind, namespace, name)| json!({ "kind": kind, "namespace": namespace, "name": name })).collect();
+    let is_there = |kind: &str, namespace: &str, name: &str| {
+        now.rows.get(kind).is_some_and(|of| of.get(namespace, name).is_some())
+    };
+    let removed: Vec<Value> = sent
+        .rows
+        .iter()
+        .flat_map(|(kind, of)| of.iter().map(move |(namespace, name, _)| (kind, namespace, name)))
+        .filter(|(kind, namespace, name)| !is_there(kind, namespace, name))
+        .map(|(kind, namespace, name)| json!({ "kind": kind, "namespace": namespace, "name": name }))
+        .collect();
     let delta = json!({ "base": sent.digest, "removed": removed });
     (Some(Message { items, digest, delta: Some(delta) }), now)
 }
@@ -104,6 +127,8 @@ impl Sent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn pod(name: &str, ready: bool, version: u64) -> (&str, bool, u64) {
         (name, ready, version)
@@ -114,14 +139,17 @@ mod tests {
     }
 
     fn items(message: &Message) -> Vec<Value> {
-        serde_json::from_str(&message.items).unwrap()
+        message.items.iter().map(|row| row().unwrap()).collect()
     }
 
-    fn sources<'a>(pods: &'a [(&'a str, bool, u64)]) -> Vec<Source<'a>> {
-        let source = |(name, ready, version): &'a (&'a str, bool, u64)| Source {
-            key: ("Pod", "n".into(), (*name).into()),
-            mark: mark((name, ready, version)),
-            row: Box::new(move || Some(row(name, *ready))),
+    fn sources(pods: &[(&str, bool, u64)]) -> Vec<Source> {
+        let source = |(name, ready, version): &(&str, bool, u64)| {
+            let (name, ready) = ((*name).to_owned(), *ready);
+            Source {
+                key: ("Pod", "n".into(), name.as_str().into()),
+                mark: mark((&name, ready, version)),
+                row: Box::new(move || Some(row(&name, ready))),
+            }
         };
         pods.iter().map(source).collect()
     }
@@ -137,7 +165,7 @@ mod tests {
         // In whatever order they come, and whatever changed that no report tells of.
         let same = [pod("c", true, 1), pod("a", true, 2), pod("b", true, 1)];
         let (nothing, sent) = message(sources(&same), Some(&sent));
-        assert_eq!(nothing, None);
+        assert!(nothing.is_none());
         let now = [pod("a", true, 2), pod("b", false, 1), pod("d", true, 1)];
         let (differs, next) = message(sources(&now), Some(&sent));
         let differs = differs.unwrap();
@@ -146,25 +174,30 @@ mod tests {
         assert_eq!(differs.delta, Some(json!({ "base": sent.digest(), "removed": removed })));
         assert_ne!(differs.digest, sent.digest());
         assert_eq!(next.digest(), differs.digest);
+        let text: String = differs.text().collect();
+        assert_eq!(text, format!("[{},{}]", row("b", false), row("d", true)));
     }
 
     #[test]
     fn rows_are_made_of_what_changed_only() {
-        let made = std::cell::Cell::new(0);
-        let source = |name: &str, version: u64| Source {
-            key: ("Pod", "n".into(), name.into()),
-            mark: version,
-            row: Box::new(|| {
-                made.set(made.get() + 1);
-                Some(row("x", true))
-            }),
+        let made = Arc::new(AtomicUsize::new(0));
+        let source = |name: &str, version: u64| {
+            let made = Arc::clone(&made);
+            Source {
+                key: ("Pod", "n".into(), name.into()),
+                mark: version,
+                row: Box::new(move || {
+                    made.fetch_add(1, Ordering::Relaxed);
+                    Some(row("x", true))
+                }),
+            }
         };
         let (_, sent) = message(vec![source("a", 1), source("b", 1)], None);
-        assert_eq!(made.replace(0), 2);
+        assert_eq!(made.swap(0, Ordering::Relaxed), 2);
         let (_, sent) = message(vec![source("a", 1), source("b", 2)], Some(&sent));
-        assert_eq!(made.replace(0), 1);
+        assert_eq!(made.swap(0, Ordering::Relaxed), 1);
         let _ = message(vec![source("a", 1), source("b", 2)], Some(&sent));
-        assert_eq!(made.get(), 0);
+        assert_eq!(made.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! What is kept of the objects of one kind, by namespace and name.
 //!
-//! Filled by [`crate::watch`] only. A list replaces everything at once, when it is complete, so nobody ever
-//! reads half of one. What is kept of an object is [`crate::kept`]'s.
+//! Filled by [`crate::watch`] only, which says when the first list is complete: nobody reads half of one. A later
+//! list goes into what is there, object by object, and takes away at its end what it did not name; two of everything
+//! would be too much. What is kept of an object is [`crate::kept`]'s.
 
-use std::collections::{BTreeMap, HashSet};
-use std::mem::take;
+use std::collections::{BTreeMap, HashSet, btree_map};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Namespace (empty for objects of the cluster) and name.
@@ -12,6 +12,116 @@ pub type Key = (Box<str>, Box<str>);
 
 /// Most losses that are remembered; those of applications that are gone are not asked for any more.
 const LOST_MAX: usize = 10_000;
+
+/// Up to so many objects of one namespace take exactly the space that they need.
+const FEW: usize = 16;
+
+/// Things by namespace and name, in this order. Each namespace is named once, and its things lie side by side:
+/// most hold a handful, and trees of all of them would be half empty.
+#[derive(Debug, Clone)]
+pub struct Objects<T> {
+    namespaces: BTreeMap<Box<str>, Vec<Entry<T>>>,
+    len: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Entry<T> {
+    name: Box<str>,
+    object: T,
+    /// The list that is coming in has named it, or an event since its beginning.
+    seen: bool,
+}
+
+impl<T> Default for Objects<T> {
+    fn default() -> Self {
+        Self { namespaces: BTreeMap::new(), len: 0 }
+    }
+}
+
+impl<T> Objects<T> {
+    fn within(&self, namespace: &str) -> &[Entry<T>] {
+        self.namespaces.get(namespace).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn get(&self, namespace: &str, name: &str) -> Option<&T> {
+        let within = self.within(namespace);
+        let at = within.binary_search_by(|entry| (*entry.name).cmp(name)).ok()?;
+        Some(&within[at].object)
+    }
+
+    /// Puts one there; gives what was there before.
+    pub fn insert(&mut self, (namespace, name): Key, object: T) -> Option<T> {
+        let within = self.namespaces.entry(namespace).or_default();
+        match within.binary_search_by(|entry| entry.name.cmp(&name)) {
+            Ok(at) => {
+                within[at].seen = true;
+                Some(std::mem::replace(&mut within[at].object, object))
+            }
+            Err(at) => {
+                if within.len() < FEW {
+                    within.reserve_exact(1);
+                }
+                within.insert(at, Entry { name, object, seen: true });
+                self.len += 1;
+                None
+            }
+        }
+    }
+
+    /// Takes one away.
+    pub fn remove(&mut self, namespace: &str, name: &str) -> Option<T> {
+        let btree_map::Entry::Occupied(mut found) = self.namespaces.entry(namespace.into()) else { return None };
+        let within = found.get_mut();
+        let at = within.binary_search_by(|entry| (*entry.name).cmp(name)).ok()?;
+        let Entry { object, .. } = within.remove(at);
+        self.len -= 1;
+        if within.is_empty() {
+            found.remove();
+        }
+        Some(object)
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str, &T)> {
+        self.namespaces
+            .iter()
+            .flat_map(|(namespace, within)| within.iter().map(move |entry| (&**namespace, &*entry.name, &entry.object)))
+    }
+
+    /// A list begins: nothing was named by it.
+    fn begin(&mut self) {
+        for entry in self.namespaces.values_mut().flatten() {
+            entry.seen = false;
+        }
+    }
+
+    /// A list has ended: gives what it did not name, which is taken away.
+    fn end(&mut self) -> Vec<(Key, T)> {
+        let mut gone = Vec::new();
+        self.namespaces.retain(|namespace, within| {
+            let unseen = within.extract_if(.., |entry| !entry.seen);
+            gone.extend(unseen.map(|entry| ((namespace.clone(), entry.name), entry.object)));
+            within.shrink_to_fit();
+            !within.is_empty()
+        });
+        self.len -= gone.len();
+        gone
+    }
+}
 
 /// One kind of objects.
 #[derive(Debug)]
@@ -21,9 +131,7 @@ pub struct Store<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    objects: BTreeMap<Key, T>,
-    /// The list that is coming in.
-    listed: Option<BTreeMap<Key, T>>,
+    objects: Objects<T>,
     losses: Option<Losses>,
 }
 
@@ -69,7 +177,7 @@ pub fn key(namespace: &str, name: &str) -> Key {
 
 impl<T> Default for Store<T> {
     fn default() -> Self {
-        Self { state: RwLock::new(State { objects: BTreeMap::new(), listed: None, losses: None }) }
+        Self { state: RwLock::new(State { objects: Objects::default(), losses: None }) }
     }
 }
 
@@ -92,39 +200,20 @@ impl<T: Clone + PartialEq> Store<T> {
 
     /// A list begins.
     pub fn begin(&self) {
-        self.write().listed = Some(BTreeMap::new());
+        self.write().objects.begin();
     }
 
-    /// An object of the list that is coming in.
-    pub fn list(&self, key: Key, kept: T) {
-        if let Some(listed) = &mut self.write().listed {
-            listed.insert(key, kept);
-        }
-    }
-
-    /// The list is complete. Gives what was different before, and what it was.
-    pub fn complete(&self) -> Vec<(Key, Option<T>)> {
+    /// The list is complete. Gives what it did not name: that is gone.
+    pub fn complete(&self) -> Vec<(Key, T)> {
         let state = &mut *self.write();
-        let Some(listed) = state.listed.take() else { return Vec::new() };
-        let mut before = std::mem::replace(&mut state.objects, listed);
-        let objects = take(&mut state.objects);
-        let mut changed = Vec::new();
-        for (key, kept) in &objects {
-            let known = before.remove(key);
-            if known.as_ref() != Some(kept) {
-                changed.push((key.clone(), known));
-            }
-            state.there(key);
+        let gone = state.objects.end();
+        for (key, _) in &gone {
+            state.gone(key);
         }
-        for (key, known) in before {
-            state.gone(&key);
-            changed.push((key, Some(known)));
-        }
-        state.objects = objects;
-        changed
+        gone
     }
 
-    /// An object was written. Gives what was known of it.
+    /// An object was written, or is named by a list. Gives what was known of it.
     pub fn put(&self, key: Key, kept: T) -> Option<T> {
         let state = &mut *self.write();
         state.there(&key);
@@ -134,7 +223,7 @@ impl<T: Clone + PartialEq> Store<T> {
     /// An object is gone. Gives what was known of it.
     pub fn remove(&self, key: &Key) -> Option<T> {
         let state = &mut *self.write();
-        let known = state.objects.remove(key)?;
+        let known = state.objects.remove(&key.0, &key.1)?;
         state.gone(key);
         Some(known)
     }
@@ -142,11 +231,10 @@ impl<T: Clone + PartialEq> Store<T> {
     /// We are about to delete an object.
     pub fn release(&self, namespace: &str, name: &str) {
         let state = &mut *self.write();
-        let key = key(namespace, name);
-        if state.objects.contains_key(&key)
+        if state.objects.get(namespace, name).is_some()
             && let Some(losses) = &mut state.losses
         {
-            losses.released.insert(key);
+            losses.released.insert(key(namespace, name));
         }
     }
 
@@ -159,13 +247,13 @@ impl<T: Clone + PartialEq> Store<T> {
     /// What is kept of an object.
     #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<T> {
-        self.read().objects.get(&key(namespace, name)).cloned()
+        self.read().objects.get(namespace, name).cloned()
     }
 
     /// Whether an object is there.
     #[must_use]
     pub fn contains(&self, namespace: &str, name: &str) -> bool {
-        self.read().objects.contains_key(&key(namespace, name))
+        self.read().objects.get(namespace, name).is_some()
     }
 
     /// How many there are.
@@ -190,29 +278,30 @@ impl<T: Clone + PartialEq> Store<T> {
     #[must_use]
     pub fn beginning(&self, namespace: &str, prefix: &str) -> Vec<(Box<str>, T)> {
         let state = self.read();
-        let all = state.objects.range(key(namespace, prefix)..);
-        let all = all.take_while(|((of, name), _)| **of == *namespace && name.starts_with(prefix));
-        all.map(|((_, name), kept)| (name.clone(), kept.clone())).collect()
+        let within = state.objects.within(namespace);
+        let from = within.partition_point(|entry| *entry.name < *prefix);
+        let found = within[from..].iter().take_while(|entry| entry.name.starts_with(prefix));
+        found.map(|entry| (entry.name.clone(), entry.object.clone())).collect()
     }
 
     /// The objects that are meant, in order.
     #[must_use]
-    pub fn filter(&self, meant: impl Fn(&Key, &T) -> bool) -> Vec<(Key, T)> {
+    pub fn filter(&self, meant: impl Fn(&T) -> bool) -> Vec<(Key, T)> {
         let state = self.read();
-        let all = state.objects.iter().filter(|(key, kept)| meant(key, kept));
-        all.map(|(key, kept)| (key.clone(), kept.clone())).collect()
+        let all = state.objects.iter().filter(|(_, _, kept)| meant(kept));
+        all.map(|(namespace, name, kept)| (key(namespace, name), kept.clone())).collect()
     }
 
     /// All of them, in order.
     #[must_use]
     pub fn all(&self) -> Vec<(Key, T)> {
-        self.filter(|_, _| true)
+        self.filter(|_| true)
     }
 
     /// The names of all of them, in order.
     #[must_use]
     pub fn keys(&self) -> Vec<Key> {
-        self.read().objects.keys().cloned().collect()
+        self.read().objects.iter().map(|(namespace, name, _)| key(namespace, name)).collect()
     }
 }
 
@@ -221,21 +310,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_replaces_everything_when_it_is_complete() {
+    fn what_a_list_does_not_name_is_gone_at_its_end() {
         let store = Store::with_losses();
         for (namespace, name) in [("a", "one"), ("a", "two"), ("a", "three"), ("ab", "one")] {
             store.put(key(namespace, name), "x");
         }
         store.begin();
-        store.list(key("a", "two"), "z");
-        store.list(key("a", "three"), "x");
-        assert_eq!(store.within("a").len(), 3, "not half of a list");
-        assert_eq!(store.get("a", "two"), Some("x"));
-        let changed = store.complete();
-        let expected = [(("a", "two"), Some("x")), (("a", "one"), Some("x")), (("ab", "one"), Some("x"))];
-        assert_eq!(changed, expected.map(|((namespace, name), known)| (key(namespace, name), known)));
-        assert_eq!(store.within("a"), [("three".into(), "x"), ("two".into(), "z")]);
+        assert_eq!(store.put(key("a", "two"), "z"), Some("x"));
+        assert_eq!(store.put(key("a", "three"), "x"), Some("x"));
+        assert_eq!(store.within("a").len(), 3, "nothing goes before its end");
+        // A list that breaks off is begun anew, and what was written meanwhile is there.
+        store.begin();
+        store.put(key("a", "two"), "z");
+        store.put(key("b", "new"), "y");
+        store.put(key("a", "three"), "x");
+        assert_eq!(store.complete(), [(key("a", "one"), "x"), (key("ab", "one"), "x")]);
+        assert_eq!((store.len(), store.within("a")), (3, vec![("three".into(), "x"), ("two".into(), "z")]));
         assert!(store.is_lost("a", "one") && store.is_lost("ab", "one") && !store.is_lost("a", "two"));
+        assert_eq!(store.complete(), [], "and once only");
+    }
+
+    #[test]
+    fn objects_are_in_order_and_found_within_their_namespace() {
+        let mut objects = Objects::default();
+        let names = ["d", "a", "c", "b", "ab"];
+        for namespace in ["n", "m"] {
+            for name in names {
+                assert_eq!(objects.insert(key(namespace, name), 1), None);
+            }
+        }
+        assert_eq!(objects.insert(key("n", "a"), 2), Some(1));
+        let found: Vec<_> =
+            objects.iter().map(|(namespace, name, number)| format!("{namespace}{name}{number}")).collect();
+        assert_eq!(found, ["ma1", "mab1", "mb1", "mc1", "md1", "na2", "nab1", "nb1", "nc1", "nd1"]);
+        assert_eq!((objects.get("n", "ab"), objects.get("n", "x"), objects.get("x", "a")), (Some(&1), None, None));
+        for name in names {
+            assert_eq!(objects.remove("m", name), Some(1));
+            assert_eq!(objects.remove("m", name), None);
+        }
+        assert_eq!((objects.len(), objects.namespaces.len()), (5, 1));
+        let store = Store::default();
+        for name in ["a-1", "a-2", "a", "b", "a-"] {
+            store.put(key("n", name), ());
+        }
+        let found: Vec<_> = store.beginning("n", "a-").into_iter().map(|(name, ())| name).collect();
+        assert_eq!(found, ["a-", "a-1", "a-2"].map(Box::from));
     }
 
     #[test]

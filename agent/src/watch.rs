@@ -4,18 +4,18 @@
 //! listens; an event that changes nothing of what is kept tells nobody.
 
 use crate::NAMESPACE;
-use crate::kept::{self, ActionJob, Application, Deployment, Deployments, Written};
+use crate::kept::{self, ActionJob, Application, Deployment, Deployments, Id, Written};
 use crate::operator::is_leaving;
 use crate::packed::Packer;
 use crate::rows;
 use crate::store::{Key, Store, key};
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use kube::api::{Api, DynamicObject, PartialObjectMeta};
 use kube::core::{DeserializeGuard, GroupVersionKind, Resource};
 use kube::discovery::ApiResource;
-use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use serde::de::DeserializeOwned;
@@ -30,21 +30,20 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+/// Length of the name of a deployment's object, with which names of its others begin.
+const OBJECT_NAME: usize = "styrmin-".len() + 12;
 /// Changes that a slow listener may miss before it has to look at everything.
 const BACKLOG: usize = 4096;
 /// Objects in one answer to a list: a whole page is in memory at once, with everything that is not kept.
 const PAGE: u32 = 100;
 
-/// Names a StyrminDeployment by its namespace and name.
-pub type DeploymentRef = ObjectRef<PartialObjectMeta<StyrminDeployment>>;
-
 /// What changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changed {
     /// Something of one deployment.
-    Deployment(DeploymentRef),
+    Deployment(Key),
     /// Which services there are in an environment: a deployment came, went, or has another driver.
-    Environment(DeploymentRef),
+    Environment(Key),
     /// A driver's definition or a source: many may wait for it.
     Everything,
     /// Pods of a namespace.
@@ -75,6 +74,8 @@ pub struct Watch {
     pub jobs: Arc<Store<ActionJob>>,
     /// Application namespaces.
     pub namespaces: Arc<Store<Application>>,
+    /// Which ControllerRevisions hold what was applied.
+    records: Arc<Store<()>>,
     /// Drivers' definitions.
     pub drivers: Arc<Store<Arc<ConfigMap>>>,
     /// The pods in namespaces whose names begin as applications' do.
@@ -186,20 +187,13 @@ impl Starter<'_> {
                     None => return,
                     Some(Err(error)) => warn!(watch = name, %error, "a watch was interrupted; it begins anew"),
                     Some(Ok(watcher::Event::Init)) => store.begin(),
-                    Some(Ok(watcher::Event::InitApply(object))) => {
-                        let key = place(&object);
-                        if let Some(kept) = keep(object) {
-                            store.list(key, kept);
-                        }
-                    }
-                    // Whoever looked while a list came in saw the store from before it.
                     Some(Ok(watcher::Event::InitDone)) => {
                         for (key, before) in store.complete() {
-                            tell(&key, before.as_ref(), store.get(&key.0, &key.1).as_ref());
+                            tell(&key, Some(&before), None);
                         }
                         done.store(true, Ordering::Release);
                     }
-                    Some(Ok(watcher::Event::Apply(object))) => {
+                    Some(Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object))) => {
                         let key = place(&object);
                         if let Some(kept) = keep(object) {
                             let before = store.put(key.clone(), kept.clone());
@@ -222,7 +216,7 @@ impl Starter<'_> {
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), resource);
         let stream = self.events(api, config(labels));
         let keep = move |object| Some(Written::keep(kind, &serde_json::to_value(object).unwrap_or_default()));
-        let held = |written: &Written| Some(written.environment.clone());
+        let held = |written: &Written| Some(written.environment);
         self.follow(kind, Store::with_losses(), stream, keep, in_application(held))
     }
 
@@ -258,18 +252,14 @@ fn trim<K: Resource>(object: &mut K) {
 /// What `kubectl apply` leaves.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-fn deployment(namespace: &str, name: &str) -> DeploymentRef {
-    ObjectRef::new(name).within(namespace)
-}
-
 /// The StyrminDeployment in whose application's namespace an object lies. `environment` is the id of its
 /// environment, if it says so.
 fn in_application<T>(
-    environment: impl Fn(&T) -> Option<Box<str>>,
+    environment: impl Fn(&T) -> Option<Id>,
 ) -> impl Fn(&Key, Option<&T>, Option<&T>) -> Option<Changed> {
     move |(namespace, _), before, now| {
         let environment = environment(now.or(before)?)?;
-        Some(Changed::Deployment(deployment(&format!("styrmin-env-{environment}"), namespace)))
+        Some(Changed::Deployment(key(&format!("styrmin-env-{}", environment.as_str()), namespace)))
     }
 }
 
@@ -300,8 +290,8 @@ fn decodable(event: watcher::Event<DeserializeGuard<StyrminDeployment>>) -> Opti
 
 /// What a change of a StyrminDeployment means: for its environment only when its services may be others.
 fn of_deployment(key: &Key, before: Option<&Deployment>, now: Option<&Deployment>) -> Option<Changed> {
-    let reference = deployment(&key.0, &key.1);
-    let offers = |one: &Deployment| (one.uid.clone(), one.driver.digest.clone(), one.going);
+    let reference = key.clone();
+    let offers = |one: &Deployment| (one.uid, one.driver.digest.clone(), one.going);
     let same = before.map(offers) == now.map(offers);
     Some(if same { Changed::Deployment(reference) } else { Changed::Environment(reference) })
 }
@@ -325,7 +315,7 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
     let keep = move |object| Some(keeper.keep(&object, is_leaving));
     let deployments = starter.follow("StyrminDeployment", Store::default(), stream, keep, of_deployment);
 
-    let beside = |(namespace, name): &Key| Changed::Deployment(deployment(namespace, name));
+    let beside = |(namespace, name): &Key| Changed::Deployment(key(namespace, name));
     let releases = starter.flux("HelmRelease", &helm_release(), None, &ours, beside);
     let sources = ["HelmChart", "HelmRepository", "OCIRepository"]
         .map(|kind| (kind, starter.flux(kind, &source(kind), None, &ours, |_| Changed::Everything)))
@@ -338,7 +328,7 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
     let stream = starter.events(api, config(&format!("{ours},{DEPLOYMENT_LABEL}")));
     let of_secret = |(namespace, _): &Key, before: Option<&kept::Secret>, now: Option<&kept::Secret>| {
         let owner = &now.or(before)?.owner;
-        Some(Changed::Deployment(deployment(namespace, &format!("styrmin-{owner}"))))
+        Some(Changed::Deployment(key(namespace, &format!("styrmin-{}", owner.as_str()))))
     };
     let secrets =
         starter.follow("Secret", Store::default(), stream, |object| Some(kept::Secret::keep(&object)), of_secret);
@@ -347,18 +337,25 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
     let api: Api<PartialObjectMeta<Job>> = Api::all(client.clone());
     let stream = starter.events(api, config(&format!("{ours},{HOOK_LABEL}")));
     let keep = |object| Some(ActionJob::keep(&object));
-    let of_job = in_application(|job: &ActionJob| Some(job.environment.clone()));
+    let of_job = in_application(|job: &ActionJob| Some(job.environment));
     let jobs = starter.follow("Job", Store::default(), stream, keep, of_job);
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
     let stream = starter.events(api, config(DEPLOYMENT_LABEL));
     // The namespace's labels name the environment too, and so where the object lies.
     let of_namespace = |(_, name): &Key, before: Option<&Application>, now: Option<&Application>| {
-        let of = |application: &Application| application.environment.clone();
+        let of = |application: &Application| application.environment;
         let environment = now.and_then(of).or(before.and_then(of))?;
-        Some(Changed::Deployment(deployment(&format!("styrmin-env-{environment}"), name)))
+        Some(Changed::Deployment(key(&format!("styrmin-env-{}", environment.as_str()), name)))
     };
     let keep = |object| Some(Application::keep(&object));
     let namespaces = starter.follow("Namespace", Store::default(), stream, keep, of_namespace);
+    let api: Api<PartialObjectMeta<ControllerRevision>> = Api::all(client.clone());
+    let stream = starter.events(api, config(&format!("{ours},{DEPLOYMENT_LABEL}")));
+    let of_record = |(namespace, name): &Key, _: Option<&()>, now: Option<&()>| {
+        let owner = name.get(..OBJECT_NAME).filter(|_| now.is_none())?;
+        Some(Changed::Deployment(key(namespace, owner)))
+    };
+    let records = starter.follow("ControllerRevision", Store::default(), stream, |_| Some(()), of_record);
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let stream = starter.events(api, config("styrmin.io/driver")).modify(trim);
     let drivers = starter.follow(
@@ -388,6 +385,7 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
         services,
         jobs,
         namespaces,
+        records,
         drivers,
         pods,
         changes: starter.changes,
@@ -418,6 +416,12 @@ impl Watch {
     /// Tells the listeners of something that no watch sees.
     pub fn tell(&self, changed: Changed) {
         let _ = self.changes.send(changed);
+    }
+
+    /// Whether a ControllerRevision holds what was applied of a deployment.
+    #[must_use]
+    pub fn has_record(&self, namespace: &str, name: &str) -> bool {
+        !self.records.beginning(namespace, &format!("{name}-")).is_empty()
     }
 
     /// A source in an environment.

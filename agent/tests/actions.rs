@@ -529,3 +529,45 @@ fn a_word_about_an_end_does_not_outlive_it() {
     case.leftovers = vec![leftover("HelmRelease", false)];
     assert_eq!((case.settle().after, case.reason().as_str()), (vec![], "NotConfirmed"));
 }
+
+#[test]
+fn live_data_is_not_set_up_again_when_the_record_of_it_is_gone() {
+    let mut case = Case::with_actions(EVERY_OCCASION).ready_with_setup();
+    assert_eq!(case.status().applied_digest, case.status().spec_digest);
+    // Together with a change: what was applied is known to nobody.
+    (case.applied, case.revision) = (None, None);
+    case.change("two");
+    case.settle();
+    assert_eq!(case.steps(), ["Run upgrade Pending 1"], "what another version may need is done");
+    // And an end still has its actions.
+    let mut case = Case::with_actions(EVERY_OCCASION).ready_with_setup().going();
+    (case.applied, case.revision) = (None, None);
+    case.confirmed = Some("the deletion was requested");
+    case.leftovers = vec![leftover("HelmRelease", false)];
+    case.settle();
+    assert_eq!(case.steps(), ["Run end Pending 1"]);
+    case.sees(HookState::Succeeded);
+    let removes = case.settle();
+    assert_eq!(removes.after, [Action::Delete(case.leftovers[0].object.clone())]);
+    assert_eq!(case.status().applied_digest, None, "the record goes with the rest");
+}
+
+#[test]
+fn a_release_that_fails_after_a_stop_says_what_stays_stopped() {
+    let stops = "[{name: migrate, hook: setup, mode: pre, steps: [{stop_components: [database]}]}]";
+    let mut case = Case::with_actions(stops);
+    case.wanted.held = true;
+    case.flux_ready();
+    case.settle();
+    assert_eq!(case.steps(), ["Run migrate Succeeded 1"]);
+    case.wanted.held = false;
+    let is = |kind: &str, status: &str, reason: &str| json!({ "type": kind, "status": status, "reason": reason, "message": "boom", "observedGeneration": 1 });
+    case.release = Some(json!({ "metadata": { "generation": 1 }, "status": {
+        "observedGeneration": 1, "lastAttemptedGeneration": 1, "upgradeFailures": 4,
+        "conditions": [is("Ready", "False", "UpgradeFailed"), is("Stalled", "True", "RetriesExceeded"),
+            is("Released", "False", "UpgradeFailed")] } }));
+    case.settle();
+    assert_eq!(case.phase(), phase::FAILED);
+    let message = case.status().message.clone().unwrap();
+    assert!(message.ends_with("left stopped until a change succeeds: database"), "{message}");
+}

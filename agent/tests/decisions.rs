@@ -259,3 +259,15 @@ fn what_the_api_server_refuses_is_said_until_it_does_not() {
     case.trouble = None;
     assert_eq!(case.pass().status.message, None);
 }
+
+#[test]
+fn a_record_that_somebody_deleted_is_made_again() {
+    let mut case = Case::new().ready();
+    case.recorded = false;
+    let again = case.pass();
+    assert_eq!(again.before, [Action::RecordApplied]);
+    assert_eq!((case.phase().as_str(), case.status().drift_corrections), (phase::READY, Some(1)));
+    assert_eq!(again.notes[0].message, "Put back ControllerRevision of what was applied");
+    case.recorded = true;
+    assert_eq!(case.pass().before, []);
+}

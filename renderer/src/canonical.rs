@@ -103,9 +103,10 @@ fn write_number(number: &Number) -> String {
 
 /// Digest of several texts, none of which runs into the next: half a SHA-256, hexadecimal. For what travels often.
 #[must_use]
-pub fn digest_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+pub fn digest_parts(parts: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
+        let part = part.as_ref().as_bytes();
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 /// Keeps kustomize-controller from deleting an object that left Git.
 const NEVER_PRUNE: (&str, &str) = ("kustomize.toolkit.fluxcd.io/prune", "disabled");
 /// Label of what only the operator may delete, or a person who says so on the object: see
-/// `agent/manifests/protection.yaml`.
+/// `helm/agent/templates/protection.yaml`.
 const PROTECTED: (&str, &str) = ("styrmin.io/protected", "true");
 /// Secret with the cluster's age key, in [`FLUX_NAMESPACE`].
 pub const AGE_SECRET: &str = "styrmin-age";
@@ -69,6 +69,9 @@ fn deployment_labels(spec: &StyrminDeploymentSpec, environment: &EnvironmentId) 
         MANAGED_BY.0: MANAGED_BY.1,
     })
 }
+
+/// Labels of an application's namespace that are ours to keep.
+pub const NAMESPACE_LABELS: [&str; 4] = [DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, MANAGED_BY.0, "styrmin/environment_id"];
 
 /// Namespace of Styrmin's own objects. It always stays, so the root path is never empty.
 #[must_use]
@@ -178,7 +181,7 @@ pub fn application_namespace(spec: &StyrminDeploymentSpec, environment: &Environ
             "name": spec.deployment_id.object_name(),
         },
     });
-    object["metadata"]["labels"]["styrmin/environment_id"] = json!(environment);
+    object["metadata"]["labels"][NAMESPACE_LABELS[3]] = json!(environment);
     object
 }
 
@@ -264,6 +267,58 @@ pub fn content_digest<'a>(files: impl Iterator<Item = (String, &'a str)>) -> Str
 fn label_version(version: &semver::Version) -> String {
     let text = version.to_string().replace('+', "_");
     text.chars().take(63).collect::<String>().trim_end_matches(['-', '_', '.']).to_owned()
+}
+
+/// What Flux upgrades the agent with: its chart in the repository, and its release, which takes over the one that
+/// was installed by hand. Neither goes with its file: the agent would go too.
+#[must_use]
+pub fn agent_release(repository: &Repository, chart: &str, values: &Map<String, Value>) -> Vec<Value> {
+    const NAME: &str = "styrmin-agent";
+    let metadata = |name: &str| {
+        json!({
+            "annotations": { "kustomize.toolkit.fluxcd.io/prune": "disabled" },
+            "labels": { MANAGED_BY.0: MANAGED_BY.1 },
+            "name": name,
+            "namespace": layout::SYSTEM_NAMESPACE,
+        })
+    };
+    let mut source = json!({
+        "apiVersion": "source.toolkit.fluxcd.io/v1",
+        "kind": "GitRepository",
+        "metadata": metadata(CHART_SOURCE),
+        "spec": {
+            "interval": "1m",
+            "ref": { "branch": repository.branch },
+            "sparseCheckout": [layout::below(&repository.prefix, "charts")],
+            "timeout": "60s",
+            "url": repository.url,
+        },
+    });
+    if let Some(secret) = &repository.secret {
+        source["spec"]["secretRef"] = json!({ "name": secret });
+    }
+    let release = json!({
+        "apiVersion": "helm.toolkit.fluxcd.io/v2",
+        "kind": "HelmRelease",
+        "metadata": metadata(NAME),
+        "spec": {
+            "chart": {
+                "spec": {
+                    "chart": format!("./{}", layout::below(&repository.prefix, chart)),
+                    "interval": "1m",
+                    "sourceRef": { "kind": "GitRepository", "name": CHART_SOURCE },
+                },
+            },
+            "interval": "10m",
+            // Its Job applies the kinds.
+            "install": { "crds": "Skip", "remediation": { "retries": 3 } },
+            "releaseName": NAME,
+            "timeout": "5m",
+            "upgrade": { "crds": "Skip", "remediation": { "retries": 3 } },
+            "values": values,
+        },
+    });
+    vec![source, release]
 }
 
 /// The objects that bring a driver's chart into an environment: one per driver digest, shared by

@@ -110,7 +110,20 @@ pub struct Plan {
 #[must_use]
 pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentSpec>, actions: &[Action]) -> Plan {
     let to = to.filter(|spec| spec.lifecycle != Lifecycle::Deleting);
-    let workflow = match (from, to) {
+    steps(workflow(from, to), from, to, actions)
+}
+
+/// The same when something was applied, but nobody knows what: the data is live, so nothing is set up, and what
+/// another version may need is done.
+#[must_use]
+pub fn plan_from_unknown(to: Option<&StyrminDeploymentSpec>, actions: &[Action]) -> Plan {
+    let to = to.filter(|spec| spec.lifecycle != Lifecycle::Deleting);
+    let workflow = if to.is_some() { Workflow::Upgrade } else { Workflow::Delete };
+    steps(workflow, None, to, actions)
+}
+
+fn workflow(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentSpec>) -> Workflow {
+    match (from, to) {
         (_, None) => Workflow::Delete,
         (None, Some(_)) => Workflow::Create,
         (Some(from), Some(to)) if from.same_content(to) => Workflow::None,
@@ -118,7 +131,15 @@ pub fn plan(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentS
             Workflow::Upgrade
         }
         _ => Workflow::Update,
-    };
+    }
+}
+
+fn steps(
+    workflow: Workflow,
+    from: Option<&StyrminDeploymentSpec>,
+    to: Option<&StyrminDeploymentSpec>,
+    actions: &[Action],
+) -> Plan {
     let step = |name: &str, kind: StepKind| PlanStep { name: name.to_owned(), kind };
     if workflow == Workflow::None {
         return Plan { workflow, steps: Vec::new() };

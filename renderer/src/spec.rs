@@ -105,6 +105,10 @@ pub struct StyrminDeploymentStatus {
     pub spec_digest: Option<String>,
     /// When the HelmRelease of this rollout was written (RFC 3339).
     pub rollout_started_at: Option<String>,
+    /// Digest of the spec that was last applied with success. What it was is in a ControllerRevision; this says
+    /// that there has to be one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub applied_digest: Option<String>,
     /// Generation that the operator last acted on.
     pub observed_generation: Option<i64>,
     /// Standard conditions.

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 use styrmin_tests::server::Api as _;
-use styrmin_tests::world::{LIMIT, World, documents, driver};
-use styrmin_tests::{eventually, plane::FLUX};
+use styrmin_tests::world::{LIMIT, World, driver};
+use styrmin_tests::{charts, eventually, plane::FLUX};
 
 const HELM: &str = "helm.toolkit.fluxcd.io/v2";
 
@@ -421,6 +421,21 @@ async fn the_network_of_three_deployments_in_two_environments() {
             "/spec/selector/app.kubernetes.io~1component",
         ),
         (
+            // Of another field manager: what is applied beside it leaves it.
+            vec![
+                "-n",
+                &ns,
+                "patch",
+                "service",
+                "web",
+                "--type=json",
+                "-p",
+                r#"[{"op":"add","path":"/spec/ports/0/name","value":"web"},{"op":"add","path":"/spec/ports/-","value":{"name":"other","port":6666,"protocol":"TCP"}}]"#,
+            ],
+            ["v1", "Service", ns.as_str(), "web"],
+            "/spec/ports/0",
+        ),
+        (
             vec!["label", "namespace", &ns, "styrmin/environment_id-"],
             ["v1", "Namespace", "", ns.as_str()],
             "/metadata/labels/styrmin~1environment_id",
@@ -432,7 +447,9 @@ async fn the_network_of_three_deployments_in_two_environments() {
             .plane
             .until(&key, LIMIT, |found| {
                 found.is_some_and(|found| {
-                    found.pointer(is_back).is_some() && found.pointer("/spec/selector/nobody").is_none()
+                    found.pointer(is_back).is_some()
+                        && found.pointer("/spec/selector/nobody").is_none()
+                        && found.pointer("/spec/ports/1").is_none()
                 })
             })
             .await;
@@ -442,11 +459,27 @@ async fn the_network_of_three_deployments_in_two_environments() {
         })
         .await;
     }
+    // The record of what was applied, too.
+    let (environment, name) = world.object(&web);
+    let records = || ["-n", &environment, "get", "controllerrevisions", "-o", "name", "-l", "styrmin.io/deployment-id"];
+    let of_web = async || {
+        let all = world.plane.kubectl(&records()).await;
+        all.lines().filter(|line| line.contains(&name)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = of_web().await;
+    assert_eq!(before.len(), 1);
+    world.plane.kubectl(&["-n", &environment, "delete", &before[0]]).await;
+    eventually("the record is there again", LIMIT, async || {
+        let found = of_web().await;
+        if found.len() == 1 { Ok(()) } else { Err(found) }
+    })
+    .await;
+    until_object(&world, &web, |found| found["status"]["driftCorrections"].as_i64() == Some(6)).await;
     let query = "query($id: ID!) { deployment(id: $id) { timeline(first: 100) { nodes { kind title } } } }";
     eventually("the timeline has the corrections", LIMIT, async || {
         let found = client.ok(query, json!({ "id": web })).await["deployment"]["timeline"]["nodes"].clone();
         let mut drifts = found.as_array().unwrap().iter().filter(|entry| entry["kind"] == "DRIFT");
-        if drifts.any(|entry| entry["title"] == "correction 4") { Ok(()) } else { Err(found) }
+        if drifts.any(|entry| entry["title"] == "correction 6") { Ok(()) } else { Err(found) }
     })
     .await;
     let events = world.plane.kubectl(&["-n", &world.object(&web).0, "get", "events.events.k8s.io", "-o", "json"]).await;
@@ -465,7 +498,7 @@ async fn the_network_of_three_deployments_in_two_environments() {
         conditions.iter().any(|one| one["type"] == "AliasCollision" && one["message"].as_str().unwrap().contains(&shop))
     })
     .await;
-    assert_eq!(drifts(&web).await, 4, "an alias that follows a new deployment is no drift");
+    assert_eq!(drifts(&web).await, 6, "an alias that follows a new deployment is no drift");
 
     // The end of its owner is the end of an alias, and the next one has the name.
     let task = client.delete(&shop).await.unwrap().unwrap();
@@ -667,9 +700,8 @@ async fn a_delete_that_is_reverted_while_it_runs_comes_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agents_pod_is_admitted_under_the_restricted_profile() {
     let world = World::start().await;
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests/deployment.yaml");
-    for object in documents(&std::fs::read_to_string(path).unwrap()) {
-        world.plane.apply(&object).await;
+    for object in charts::agent(false).await.iter().filter(|object| object["kind"] == "Deployment") {
+        world.plane.apply(object).await;
     }
     let key = ["apps/v1", "Deployment", "styrmin-system", "styrmin-agent"];
     world.plane.until(&key, LIMIT, |found| found.is_some_and(|found| found["status"]["readyReplicas"] == 1)).await;

@@ -45,7 +45,21 @@ spec:
     web: {identifier: {label: {app: web}}, replicas: 2, containers: [web]}
   services:
   - {name: web, kind: http, scope: external, port: 80, component: web}
+  actions:
+  - {name: prepare, hook: setup, mode: pre, steps: [{run_job: {component: web, image: 'tool:1', command: [prepare]}}]}
+  - name: migrate
+    hook: upgrade
+    mode: pre
+    steps:
+    - stop_components: [web]
+    - run_job: {component: web, image: 'tool:1', command: [migrate]}
+    - start_components: [web]
+  - {name: announce, hook: upgrade, mode: post, steps: [{run_job: {component: web, image: 'tool:1', command: [announce]}}]}
+  - {name: part, hook: before_delete, mode: pre, steps: [{run_job: {component: web, image: 'tool:1', command: [part]}}]}
 ";
+/// The actions that have run their Job at the end of each stage, in this order and once each.
+const RUNS: [&[&str]; 3] =
+    [&["prepare"], &["prepare", "migrate", "announce"], &["prepare", "migrate", "announce", "part"]];
 const VALUES: &str = "env: ${{ env_list(components.web.env_vars) }}\n";
 
 /// Calls of a scenario that fail once, at least.
@@ -196,7 +210,7 @@ fn spec_of(
         environment: Named { id: environment.clone(), name: "e".into() },
         deployment: Named { id: deployment.clone(), name: "front".into() },
         driver,
-        application_version: "1",
+        application_version: level,
         cluster_config: &Object::new(),
         environment_config: &Object::new(),
         deployment_config: config.as_object().unwrap(),
@@ -213,7 +227,7 @@ fn spec_of(
             version: driver.version.to_string(),
             digest: driver.digest.clone(),
         },
-        application_version: "1".into(),
+        application_version: level.into(),
         context: resolution.context,
         jobs: Vec::new(),
     }
@@ -266,6 +280,8 @@ impl Run<'_> {
                 _ => found.is_some_and(says_ready),
             })
             .await;
+        let runs = self.place.scripted.runs(&name);
+        assert_eq!(runs, RUNS[stage as usize], "no action is lost, and none that ended runs again");
         if stage == Stage::Delete {
             assert_eq!(plane.get(&["v1", "Namespace", "", &name]).await, None, "the object goes last");
         } else {
@@ -302,10 +318,15 @@ impl Run<'_> {
             ("networking.k8s.io/v1", "NetworkPolicy", &application),
             ("v1", "Service", &application),
             ("v1", "Secret", &application),
+            ("batch/v1", "Job", &application),
         ] {
             for object in plane.api(version, kind, namespace).list(&ListParams::default()).await.unwrap() {
                 let object = serde_json::to_value(object).unwrap();
-                let place = format!("{kind} {namespace}/{}", object["metadata"]["name"].as_str().unwrap());
+                let mut place = format!("{kind} {namespace}/{}", object["metadata"]["name"].as_str().unwrap());
+                if let Some(action) = object["metadata"]["labels"]["styrmin.io/hook"].as_str() {
+                    // It is named by a hash over the ids of this run; what counts is the attempt.
+                    place = format!("{kind} {action} {}", place.rsplit_once('-').unwrap().1);
+                }
                 found.insert(place, essence(kind, &object));
             }
         }
@@ -335,6 +356,10 @@ fn essence(kind: &str, object: &Value) -> Value {
     for part in ["spec", "data", "type", "revision", "immutable"] {
         kept.insert(part.to_owned(), object[part].clone());
     }
+    if kind == "Job" {
+        // The API server selects its pods by its UID.
+        kept.insert("spec".to_owned(), object["spec"]["template"]["spec"].clone());
+    }
     kept.insert("labels".to_owned(), object["metadata"]["labels"].clone());
     kept.insert("going".to_owned(), (!object["metadata"]["deletionTimestamp"].is_null()).into());
     if let Some(spec) = kept["spec"].as_object().filter(|_| kind == "Service") {
@@ -353,8 +378,8 @@ fn essence(kind: &str, object: &Value) -> Value {
 
 /// Takes times and counts from a status.
 fn without(value: &mut Value) {
-    const VOLATILE: [&str; 6] =
-        ["lastTransitionTime", "startedAt", "endedAt", "rolloutStartedAt", "attempt", "driftCorrections"];
+    const VOLATILE: [&str; 7] =
+        ["lastTransitionTime", "startedAt", "endedAt", "rolloutStartedAt", "attempt", "driftCorrections", "key"];
     match value {
         Value::Object(map) => {
             map.retain(|name, _| !VOLATILE.contains(&name.as_str()));

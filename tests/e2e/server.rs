@@ -19,7 +19,7 @@ fn the_committed_schema_is_the_schema() {
 /// What a cluster needs of ours is a committed file too.
 #[test]
 fn the_committed_kind_is_the_kind() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests/crd.yaml");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../helm/agent/crds/styrmindeployments.yaml");
     let now = format!(
         "# Generated from renderer/src/spec.rs: STYRMIN_UPDATE=1 cargo test -p styrmin-tests server::\n{}",
         styrmin_renderer::yaml::to_string(&styrmin_renderer::spec::crd()).unwrap()

@@ -5,6 +5,7 @@
 //! needs.
 
 pub mod agent;
+pub mod charts;
 pub mod git;
 pub mod gitea;
 pub mod people;
@@ -16,6 +17,7 @@ pub mod scripted;
 pub mod server;
 pub mod tools;
 pub mod trace;
+pub mod traffic;
 pub mod ways;
 pub mod world;
 

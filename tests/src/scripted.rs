@@ -1,5 +1,5 @@
-//! Stand-ins for controllers that always do the same, at once: a helm-controller and the controller that
-//! empties namespaces.
+//! Stand-ins for controllers that always do the same, at once: a helm-controller, the controller of Jobs and
+//! the one that empties namespaces.
 //!
 //! Tests that run a scenario many times need only what the operator sees of these controllers. The real
 //! one for namespaces waits five seconds before it begins.
@@ -11,7 +11,9 @@ use kube::discovery::ApiResource;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use styrmin_renderer::hooks::HOOK_LABEL;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -20,10 +22,14 @@ const WORK: Duration = Duration::from_millis(150);
 /// Flux's finalizer.
 const FINALIZER: &str = "finalizers.fluxcd.io";
 
+/// Namespace and action of each Job of a driver that was run, in order.
+type Runs = Arc<Mutex<Vec<(String, String)>>>;
+
 /// Controllers that run; they end with the value.
 pub struct Scripted {
     working: watch::Sender<bool>,
-    tasks: [JoinHandle<()>; 2],
+    runs: Runs,
+    tasks: [JoinHandle<()>; 3],
 }
 
 impl Scripted {
@@ -35,7 +41,18 @@ impl Scripted {
         let release = async move |client, object| release(client, object, gate.clone()).await;
         let releases = each(client.clone(), ("helm.toolkit.fluxcd.io", "v2", "HelmRelease"), release);
         let namespaces = each(client.clone(), ("", "v1", "Namespace"), namespace);
-        Self { working, tasks: [tokio::spawn(releases), tokio::spawn(namespaces)] }
+        let runs = Runs::default();
+        let known = Arc::clone(&runs);
+        let job = async move |client, object| job(client, object, &known).await;
+        let jobs = each(client.clone(), ("batch", "v1", "Job"), job);
+        Self { working, runs, tasks: [tokio::spawn(releases), tokio::spawn(namespaces), tokio::spawn(jobs)] }
+    }
+
+    /// The actions whose Jobs were run in a namespace, in order.
+    #[must_use]
+    pub fn runs(&self, namespace: &str) -> Vec<String> {
+        let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        runs.iter().filter(|(of, _)| of == namespace).map(|(_, action)| action.clone()).collect()
     }
 
     /// Lets the helm-controller work, or not.
@@ -110,6 +127,24 @@ async fn release(client: Client, object: DynamicObject, mut gate: watch::Receive
     Ok(())
 }
 
+/// Every Job succeeds.
+async fn job(client: Client, object: DynamicObject, runs: &Runs) -> kube::Result<()> {
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    if object.data["status"]["succeeded"] == 1 || object.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    tokio::time::sleep(WORK).await;
+    let at = object.metadata.creation_timestamp.map(|at| at.0.to_string());
+    let is = |kind: &str| json!({ "type": kind, "status": "True", "lastProbeTime": at, "lastTransitionTime": at });
+    let status = json!({ "status": { "startTime": at, "completionTime": at, "succeeded": 1, "ready": 0,
+        "conditions": [is("SuccessCriteriaMet"), is("Complete")] } });
+    let api: Api<DynamicObject> = Api::namespaced_with(client, &namespace, &resource(("batch", "v1", "Job")));
+    api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    let action = object.metadata.labels.unwrap_or_default().remove(HOOK_LABEL).unwrap_or_default();
+    runs.lock().unwrap_or_else(PoisonError::into_inner).push((namespace, action));
+    Ok(())
+}
+
 /// A namespace that is going is emptied, and then let go.
 async fn namespace(client: Client, object: DynamicObject) -> kube::Result<()> {
     if object.metadata.deletion_timestamp.is_none() {
@@ -117,7 +152,12 @@ async fn namespace(client: Client, object: DynamicObject) -> kube::Result<()> {
     }
     let name = object.name_any();
     tokio::time::sleep(WORK).await;
-    for kind in [("", "v1", "Service"), ("networking.k8s.io", "v1", "NetworkPolicy"), ("", "v1", "Secret")] {
+    for kind in [
+        ("", "v1", "Service"),
+        ("networking.k8s.io", "v1", "NetworkPolicy"),
+        ("", "v1", "Secret"),
+        ("batch", "v1", "Job"),
+    ] {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &name, &resource(kind));
         api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
     }

@@ -5,13 +5,13 @@ use crate::gitea::ADMIN;
 use crate::plane::{FLUX, Gate, Options, Plane, Port, Program, Recipe};
 use crate::reviews::{Reviewed, quick};
 use crate::server::{Api as _, Server, copy, drivers, program};
-use crate::{eventually, git};
+use crate::{charts, eventually, git};
 use age::secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use styrmin_client::Client;
-use styrmin_renderer::{spec, yaml};
+use styrmin_renderer::{objects, spec, yaml};
 
 /// How long one change may take on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -39,17 +39,17 @@ pub struct World {
 /// The objects of a file with several YAML documents.
 #[must_use]
 pub fn documents(text: &str) -> Vec<Value> {
-    text.split("---\n").filter(|part| !part.trim().is_empty()).map(|part| yaml::from_str(part).unwrap()).collect()
+    let parts = text.split("---\n").filter(|part| !part.trim().is_empty());
+    parts.map(|part| yaml::from_str(part).unwrap()).filter(|object: &Value| !object.is_null()).collect()
 }
 
 /// Installs our kind, and exactly the rights that the agent needs.
 pub async fn install_agent(plane: &Plane) {
     plane.apply(&spec::crd()).await;
-    for file in ["rbac.yaml", "protection.yaml"] {
-        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/manifests").join(file);
-        for object in documents(&std::fs::read_to_string(manifests).unwrap()) {
-            plane.apply(&object).await;
-        }
+    plane.apply(&objects::system_namespace()).await;
+    // Its pod would be another agent.
+    for object in charts::agent(false).await.iter().filter(|object| object["kind"] != "Deployment") {
+        plane.apply(object).await;
     }
 }
 

@@ -4,22 +4,21 @@
 use super::decide::{Action, Decision, ObjectKey};
 use super::observe::{APPLIED_SPEC, FINISHED_JOBS, Gathered};
 use super::{Context, FINALIZER, OperatorError, Result, execute};
+use crate::store::key;
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::events::{Event, EventType};
-use kube::{Client, Error, Resource as _, ResourceExt as _};
+use kube::{Client, Error, ResourceExt as _};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use styrmin_renderer::canonical;
 use styrmin_renderer::layout::MANAGED_BY;
+use styrmin_renderer::network;
 use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment, StyrminDeploymentStatus};
 use tracing::{info, warn};
 
 /// Owns what the operator writes.
 const FIELD_MANAGER: &str = "styrmin-operator";
-/// Most bytes of an event's action; the API server takes 128.
-const ACTION_MAX: usize = 120;
 /// Owns only the finalizer, so that it can be let go of by itself.
 const FINALIZER_MANAGER: &str = "styrmin-operator-finalizer";
 
@@ -40,15 +39,7 @@ pub(super) async fn carry_out(
     if !decision.notes.is_empty() {
         for note in &decision.notes {
             info!(object = object.name_any(), reason = note.reason, message = note.message);
-            let event = Event {
-                type_: if note.warning { EventType::Warning } else { EventType::Normal },
-                reason: note.reason.clone(),
-                note: Some(note.message.chars().take(1000).collect()),
-                // The recorder counts events that differ in their note only, and keeps the first one's.
-                action: note.message[..note.message.floor_char_boundary(ACTION_MAX)].to_owned(),
-                secondary: None,
-            };
-            if let Err(error) = context.recorder.publish(&event, &object.object_ref(&())).await {
+            if let Err(error) = context.events.publish(object, note).await {
                 warn!(%error, "an event could not be written");
             }
         }
@@ -67,7 +58,8 @@ async fn act(
         Action::Apply(wanted) => apply(context, wanted, gathered.has_looked()).await,
         Action::Delete(key) => delete(context, key).await,
         Action::Execute(execution) => {
-            execute::begin(context, execution, super::reference(object), gathered.secret_values());
+            let of = key(&object.namespace().unwrap_or_default(), &object.name_any());
+            execute::begin(context, execution, of, gathered.secret_values());
             Ok(())
         }
         Action::RecordApplied => record_applied(object, status, gathered, context).await,
@@ -112,11 +104,23 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     }
     info!(kind, namespace, name, "applying");
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
-    api(client, version, kind, namespace)
-        .patch(name, &parameters, &Patch::Apply(wanted))
-        .await
-        .map(drop)
-        .map_err(OperatorError::of(format!("applying {kind} {namespace}/{name}")))
+    let api = api(client, version, kind, namespace);
+    let what = || OperatorError::of(format!("applying {kind} {namespace}/{name}"));
+    let written = api.patch(name, &parameters, &Patch::Apply(wanted)).await.map_err(what())?;
+    let is_ours = ["NetworkPolicy", "Service"].contains(&kind);
+    let written = serde_json::to_value(written).unwrap_or_default();
+    if is_ours && network::shape(kind, &written) != network::shape(kind, wanted) {
+        // Ports and selectors of other field managers stay when ours are applied, and would be used.
+        let parts = wanted["spec"].as_object().into_iter().flatten();
+        let patch: Vec<Value> = parts
+            .map(|(part, value)| json!({ "op": "add", "path": format!("/spec/{part}"), "value": value }))
+            .collect();
+        let patch = serde_json::from_value(patch.into()).map(Patch::<()>::Json);
+        let patch = patch.map_err(|error| what()(Error::SerdeError(error)))?;
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        api.patch(name, &parameters, &patch).await.map_err(what())?;
+    }
+    Ok(())
 }
 
 async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {

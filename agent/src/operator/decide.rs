@@ -26,7 +26,7 @@ use std::time::Duration;
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::hooks;
 use styrmin_renderer::objects::ReleaseSettings;
-use styrmin_renderer::plan::{self, StepKind, Workflow};
+use styrmin_renderer::plan::{self, Plan, StepKind, Workflow};
 use styrmin_renderer::spec::{
     Endpoint, Latched, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
 };
@@ -47,6 +47,13 @@ pub mod phase {
     pub const DELETING: &str = "Deleting";
     /// Gone.
     pub const DELETED: &str = "Deleted";
+
+    /// The phase of this name; empty when there is none.
+    #[must_use]
+    pub fn known(name: &str) -> &'static str {
+        let all = [PREREQUISITES, RELEASE, SERVICES, READY, FAILED, DELETING, DELETED];
+        all.into_iter().find(|known| *known == name).unwrap_or_default()
+    }
 }
 
 /// Settings of the operator.
@@ -114,6 +121,8 @@ pub struct Observed<'a> {
     pub applied: Option<&'a StyrminDeploymentSpec>,
     /// Name of the revision that holds it.
     pub revision: Option<&'a str>,
+    /// A revision holds what was applied. Somebody may have deleted it.
+    pub recorded: bool,
     /// Runs of jobs that had ended when it was applied.
     pub finished_jobs: &'a [String],
     /// What is there of the step of an action that comes next or runs.
@@ -154,6 +163,7 @@ impl<'a> Observed<'a> {
             failure: None,
             applied: None,
             revision: None,
+            recorded: true,
             finished_jobs: &[],
             hook: None,
             internal_ready: false,
@@ -173,6 +183,22 @@ impl<'a> Observed<'a> {
             _ => &self.object.spec.driver.digest,
         };
         Base { revision: self.revision, driver }
+    }
+
+    /// The way to what the spec says.
+    fn plan(&self, driver: &Driver) -> Plan {
+        planned(self.object, self.applied, driver)
+    }
+}
+
+/// The way from what was last applied to what an object says. One whose status tells of something applied that
+/// no revision holds any more is not set up again: there is live data.
+pub(super) fn planned(object: &StyrminDeployment, applied: Option<&StyrminDeploymentSpec>, driver: &Driver) -> Plan {
+    let was_applied = object.status.as_ref().is_some_and(|status| status.applied_digest.is_some());
+    let actions = &driver.file.spec.actions;
+    match applied {
+        None if was_applied => plan::plan_from_unknown(Some(&object.spec), actions),
+        applied => plan::plan(applied, Some(&object.spec), actions),
     }
 }
 
@@ -388,7 +414,7 @@ fn begin(
         }
         return wait_for_driver(observed, status, now);
     };
-    let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec.actions);
+    let plan = observed.plan(driver);
     status.instance_id = Some(spec.instance_id.clone());
     status.spec_digest = Some(spec.digest());
     status.rollout_started_at = None;
@@ -547,7 +573,8 @@ pub(super) fn judged(observed: &Observed<'_>, settings: &Settings) -> Option<Ver
 /// Counts what is put back of a deployment that was ready, once for each set of objects.
 fn put_back(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, notes: &mut Vec<Note>, now: Timestamp) {
     let generation = observed.object.metadata.generation;
-    let names: Vec<String> = observed.differing.iter().map(name_of).collect();
+    let record = (!observed.recorded).then(|| "ControllerRevision of what was applied".to_owned());
+    let names: Vec<String> = observed.differing.iter().map(name_of).chain(record).collect();
     let message = format!("Put back {}", names.join(", "));
     // What was applied a moment ago may not be seen yet: what is noted is not counted again.
     if !names.is_empty() && status::put_back(status, &names, &message, generation, now) {
@@ -594,7 +621,7 @@ fn work(
 ) -> Decision {
     let spec = &observed.object.spec;
     let generation = observed.object.metadata.generation;
-    let plan = plan::plan(observed.applied, Some(spec), &driver.file.spec.actions);
+    let plan = observed.plan(driver);
     // Recorded already: only the status was not written any more.
     let recorded = observed.applied == Some(spec);
     loop {
@@ -711,7 +738,7 @@ fn enter(status: &mut StyrminDeploymentStatus, kind: &StepKind) {
 /// Whether no later step belongs to a requested run.
 fn last_of_run(
     status: &StyrminDeploymentStatus,
-    plan: &plan::Plan,
+    plan: &Plan,
     current: &steps::Current,
     run: &str,
     base: Base<'_>,
@@ -745,7 +772,8 @@ fn judge_release(
         }
         Verdict::Failed { reason, message, seen } => {
             status::copy(&mut status, seen, generation, now);
-            fail(status, reason, message, generation, now)
+            let message = format!("{message}{}", still_stopped(&status));
+            fail(status, reason, &message, generation, now)
         }
         Verdict::Error { message, seen } => {
             status::copy(&mut status, seen, generation, now);
@@ -754,6 +782,19 @@ fn judge_release(
         Verdict::Progressing(seen) => progressing(status, seen, index, now, settings, generation),
     };
     Err(Box::new(decision))
+}
+
+/// What a release that failed leaves stopped. Flux goes back to the release of before with what an action had
+/// stopped in it; started by us, it would run on what later actions may have changed already.
+fn still_stopped(status: &StyrminDeploymentStatus) -> String {
+    let stopped = &status.stopped_components;
+    if stopped.is_empty() {
+        return String::new();
+    }
+    format!(
+        "; stopped by an action before the release, and left stopped until a change succeeds: {}",
+        stopped.join(", ")
+    )
 }
 
 /// The rollout failed because Flux never applied the change, and nothing was deployed since.
@@ -836,12 +877,12 @@ fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     let stopped = spec.lifecycle == Lifecycle::Stopped;
     status.display_state = Some(if stopped { status::STOPPED } else { status::RUNNING }.into());
     status.message = None;
+    status.applied_digest.clone_from(&status.spec_digest);
+    let news = was.as_deref() != Some(phase::READY);
     // Recorded before the phase says so: a deployment that is ready has its record, and no other one.
-    let (before, notes) = if was.as_deref() == Some(phase::READY) {
-        (Vec::new(), Vec::new())
-    } else {
-        (vec![Action::RecordApplied], vec![note("Ready", format!("Instance {} is ready", spec.instance_id))])
-    };
+    let before = if news || !observed.recorded { vec![Action::RecordApplied] } else { Vec::new() };
+    let ready = || note("Ready", format!("Instance {} is ready", spec.instance_id));
+    let notes = if news { vec![ready()] } else { Vec::new() };
     let after = observed.stale.iter().cloned().map(Action::Delete).collect();
     Decision { before, status, after, notes, ..Decision::default() }
 }

@@ -5,7 +5,8 @@ use super::hook::{Execution, HookState};
 use super::observe::masked_by;
 use super::status::last_words;
 use super::{Context, OperatorError};
-use crate::watch::{Changed, DeploymentRef};
+use crate::store::Key;
+use crate::watch::Changed;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, AttachParams};
 use std::collections::HashMap;
@@ -48,7 +49,7 @@ impl Executions {
 }
 
 /// Begins a command. `secrets` are texts that may not be seen in what it says.
-pub(super) fn begin(context: &Arc<Context>, execution: &Execution, of: DeploymentRef, secrets: Vec<String>) {
+pub(super) fn begin(context: &Arc<Context>, execution: &Execution, of: Key, secrets: Vec<String>) {
     let Execution { key, attempt, namespace, pod, .. } = execution;
     if context.executions.get(key, *attempt).is_some() {
         return;

@@ -7,9 +7,11 @@
 mod apply;
 pub mod decide;
 mod drivers;
+mod events;
 mod execute;
 pub mod hook;
 mod observe;
+pub mod queue;
 mod recent;
 pub mod release;
 pub mod status;
@@ -18,25 +20,24 @@ mod teardown;
 
 use crate::clock;
 use crate::kept;
-use crate::metrics::{self, Phases, Queue};
+use crate::metrics::{self, Phases};
 use crate::server::Server;
 use crate::settings::Settings;
-use crate::watch::{Changed, DeploymentRef, Watch};
-use futures::{Stream, StreamExt as _};
+use crate::store::Key;
+use crate::watch::{Changed, Watch};
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::api::{ObjectMeta, PartialObjectMeta, PartialObjectMetaExt as _};
-use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::reflector::{self, ObjectRef};
-use kube::runtime::watcher;
-use kube::{Client, ResourceExt as _};
+use kube::Client;
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use styrmin_renderer::spec::{StyrminDeployment, StyrminDeploymentStatus};
 use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 /// Holds an object until its application is gone.
 pub const FINALIZER: &str = "styrmin.io/finalizer";
@@ -48,7 +49,7 @@ pub const FORCE_DELETE: &str = "styrmin.io/force-delete";
 pub const SKIP_TEARDOWN: &str = "styrmin.io/skip-teardown";
 
 /// How many deployments are worked on at a time.
-const CONCURRENCY: u16 = 16;
+const CONCURRENCY: usize = 16;
 /// How long one pass may take: it is a handful of requests.
 const PASS_LIMIT: Duration = Duration::from_secs(60);
 /// How soon a pass is repeated whose view was older than the object.
@@ -61,15 +62,13 @@ pub(crate) struct Context {
     settings: decide::Settings,
     timer: Duration,
     retry_delay: Duration,
-    /// Kept, so that the same event again is counted and not written anew.
-    recorder: Recorder,
+    events: events::Events,
     executions: execute::Executions,
     drivers: drivers::Drivers,
     /// What was last applied, by the UID of the object. Nobody else writes it while this agent leads.
     applied: recent::Recent<String, Vec<ControllerRevision>>,
     /// Environments whose copy of the repository's credentials is as it should be.
     credentials: recent::Recent<String, ()>,
-    queue: Arc<Queue<DeploymentRef>>,
     phases: Phases,
     troubles: Troubles,
 }
@@ -118,6 +117,9 @@ pub enum OperatorError {
     /// A request did not return.
     #[error("the API server did not answer within {} s", PASS_LIMIT.as_secs())]
     Slow,
+    /// A defect of ours.
+    #[error("the agent came upon a defect of its own; its log says where")]
+    Panic,
 }
 
 impl OperatorError {
@@ -132,14 +134,14 @@ impl OperatorError {
     }
 }
 
+pub(crate) use observe::covers;
+
 type Result<T> = std::result::Result<T, OperatorError>;
 
 /// Works until `stop`.
 pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, settings: &Settings, stop: CancellationToken) {
-    let reporter = Reporter { controller: "styrmin-operator".into(), instance: None };
-    let queue = Arc::new(Queue::default());
     let context = Arc::new(Context {
-        recorder: Recorder::new(client.clone(), reporter),
+        events: events::Events::new(client.clone()),
         client,
         executions: execute::Executions::default(),
         drivers: drivers::Drivers::default(),
@@ -147,7 +149,6 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         // the status, which carries the version of the object that was observed.
         applied: recent::Recent::new(Duration::from_secs(settings.lease_duration.into()).mul_f64(0.7)),
         credentials: recent::Recent::new(settings.timer()),
-        queue: Arc::clone(&queue),
         phases: Phases::default(),
         troubles: Troubles::default(),
         watch: Arc::clone(&watch),
@@ -156,70 +157,59 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         timer: settings.timer(),
         retry_delay: Duration::from_secs(settings.retry_delay.into()),
     });
-    // The controller asks a store of its own which objects there are: one of names, filled by the triggers.
-    let (names, mut writer) = reflector::store();
-    writer.apply_watcher_event(&watcher::Event::Init);
-    writer.apply_watcher_event(&watcher::Event::InitDone);
-    let controller = Controller::for_stream(futures::stream::pending(), names)
-        .with_config(Config::default().concurrency(CONCURRENCY))
-        .reconcile_on(triggers(Arc::clone(&watch)).inspect(move |one| {
-            let there = watch.deployments.contains(one.namespace.as_deref().unwrap_or_default(), &one.name);
-            let named = named(one);
-            writer.apply_watcher_event(&if there {
-                watcher::Event::Apply(named)
-            } else {
-                watcher::Event::Delete(named)
+    let mut queue = queue::Queue::default();
+    let mut triggers = std::pin::pin!(triggers(watch));
+    let mut passes = JoinSet::new();
+    loop {
+        let now = Instant::now();
+        while passes.len() < CONCURRENCY
+            && let Some((key, since)) = queue.take(now)
+        {
+            metrics::waited(now.duration_since(since));
+            let context = Arc::clone(&context);
+            passes.spawn(async move {
+                let next = look(&key, context).await;
+                (key, next)
             });
-            queue.add(one.clone(), watch.deployments.len());
-        }))
-        .graceful_shutdown_on(stop.cancelled_owned());
-    let passes = controller.run(reconcile, error_policy, context);
-    passes
-        .for_each(|pass| async move {
-            if let Err(error) = pass {
-                debug!(%error, "a pass ended");
-            }
-        })
-        .await;
-}
-
-/// Names an object.
-fn reference(object: &StyrminDeployment) -> DeploymentRef {
-    ObjectRef::new(&object.name_any()).within(&object.namespace().unwrap_or_default())
-}
-
-fn named(reference: &DeploymentRef) -> PartialObjectMeta<StyrminDeployment> {
-    let (name, namespace) = (Some(reference.name.clone()), reference.namespace.clone());
-    let metadata = ObjectMeta { name, namespace, ..ObjectMeta::default() };
-    PartialObjectMeta { types: None, ..metadata.into_response_partial() }
+        }
+        metrics::waiting(queue.waiting());
+        let due = queue.next_due().filter(|_| passes.len() < CONCURRENCY);
+        tokio::select! {
+            () = stop.cancelled() => break,
+            trigger = triggers.next() => match trigger {
+                Some(key) => queue.add(key, Instant::now()),
+                None => break,
+            },
+            Some(done) = passes.join_next() => if let Ok((key, next)) = done {
+                queue.ended(&key, next.map(|next| Instant::now() + next));
+            },
+            () = tokio::time::sleep_until(due.unwrap_or(now)), if due.is_some() => {}
+        }
+    }
+    // What was begun ends; each pass has its limit.
+    while passes.join_next().await.is_some() {}
 }
 
 /// Which deployments have to be looked at: all of them first, then what changes.
-fn triggers(watch: Arc<Watch>) -> impl Stream<Item = DeploymentRef> + Send + 'static {
-    fn of(keys: impl IntoIterator<Item = crate::store::Key>) -> Vec<DeploymentRef> {
-        keys.into_iter().map(|(namespace, name)| ObjectRef::new(&name).within(&namespace)).collect()
-    }
+fn triggers(watch: Arc<Watch>) -> impl Stream<Item = Key> + Send + 'static {
     let changes = watch.changes();
-    let first = futures::stream::iter(of(watch.deployments.keys()));
+    let first = futures::stream::iter(watch.deployments.keys());
     let batches = futures::stream::unfold((changes, watch), |(mut changes, watch)| async move {
         let filter = |meant: &dyn Fn(&kept::Deployment) -> bool| {
-            let found = watch.deployments.filter(|_, kept| meant(kept));
-            of(found.into_iter().map(|(key, _)| key))
+            let found = watch.deployments.filter(meant);
+            found.into_iter().map(|(key, _)| key).collect()
         };
         let batch = match changes.recv().await {
             Ok(Changed::Deployment(one)) => vec![one],
-            Ok(Changed::Everything) | Err(RecvError::Lagged(_)) => of(watch.deployments.keys()),
+            Ok(Changed::Everything) | Err(RecvError::Lagged(_)) => watch.deployments.keys(),
             // What is going depends on the inventories of Kustomizations, what waits perhaps on the source.
-            Ok(Changed::Flux) => filter(&|kept| kept.going || *kept.phase == *decide::phase::PREREQUISITES),
+            Ok(Changed::Flux) => filter(&|kept| kept.going || kept.phase == decide::phase::PREREQUISITES),
             // One that comes to its own network later sees then what there is.
             Ok(Changed::Environment(one)) => {
-                let others = watch.deployments.within(one.namespace.as_deref().unwrap_or_default());
                 let comes_to_it = ["", decide::phase::PREREQUISITES, decide::phase::RELEASE];
-                let others = others
-                    .into_iter()
-                    .filter(|(name, kept)| **name != *one.name && !comes_to_it.contains(&&*kept.phase));
-                let namespace = one.namespace.clone().unwrap_or_default();
-                let mut batch = of(others.map(|(name, _)| (namespace.as_str().into(), name)));
+                let others = watch.deployments.within(&one.0).into_iter();
+                let others = others.filter(|(name, kept)| *name != one.1 && !comes_to_it.contains(&kept.phase));
+                let mut batch: Vec<Key> = others.map(|(name, _)| (one.0.clone(), name)).collect();
                 batch.push(one);
                 batch
             }
@@ -231,23 +221,32 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = DeploymentRef> + Send + 'st
     first.chain(batches.flatten())
 }
 
-async fn reconcile(named: Arc<PartialObjectMeta<StyrminDeployment>>, context: Arc<Context>) -> Result<Action> {
-    context.queue.take(&ObjectRef::from_obj(named.as_ref()));
-    let (namespace, name) = (named.namespace().unwrap_or_default(), named.name_any());
-    let kept = context.watch.deployments.get(&namespace, &name);
-    let Some(object) = kept.and_then(|kept| kept.object()) else { return Ok(Action::await_change()) };
-    let began = tokio::time::Instant::now();
-    let result = tokio::time::timeout(PASS_LIMIT, pass(object, context)).await.unwrap_or(Err(OperatorError::Slow));
-    let name = match &result {
-        Ok(_) => "done",
-        Err(error) if error.is_stale() => "conflict",
-        Err(_) => "failed",
+/// One pass; gives after which time the next one is due, if there is an object.
+async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
+    let (namespace, name) = (&*key.0, &*key.1);
+    let object = context.watch.deployments.get(namespace, name)?.object()?;
+    let began = Instant::now();
+    let pass = AssertUnwindSafe(pass(object, Arc::clone(&context))).catch_unwind();
+    let result = match tokio::time::timeout(PASS_LIMIT, pass).await {
+        Ok(Ok(result)) => result,
+        // Of this object; the others go on.
+        Ok(Err(_)) => Err(OperatorError::Panic),
+        Err(_) => Err(OperatorError::Slow),
     };
-    metrics::pass(name, began.elapsed());
-    result
+    let (outcome, next) = match result {
+        Ok(next) => ("done", next),
+        Err(error) if error.is_stale() => ("conflict", STALE),
+        Err(error) => {
+            let retry = context.retry_delay;
+            warn!(object = name, namespace, %error, retry_in_s = retry.as_secs(), "a pass failed");
+            ("failed", retry)
+        }
+    };
+    metrics::pass(outcome, began.elapsed());
+    Some(next)
 }
 
-async fn pass(object: StyrminDeployment, context: Arc<Context>) -> Result<Action> {
+async fn pass(object: StyrminDeployment, context: Arc<Context>) -> Result<Duration> {
     let mut observed = observe::observe(&object, &context).await?;
     observed.trouble = context.troubles.get(&object);
     let decision = decide::decide(&observed.view(&object), clock::now(), &context.settings);
@@ -257,22 +256,8 @@ async fn pass(object: StyrminDeployment, context: Arc<Context>) -> Result<Action
     done?;
     Ok(match again {
         // What was written comes back as a change of the object; this is for the case that nothing was.
-        Some(Duration::ZERO) => Action::requeue(STALE),
-        Some(again) => Action::requeue(again.min(context.timer)),
-        None => Action::requeue(context.timer),
+        Some(Duration::ZERO) => STALE,
+        Some(again) => again.min(context.timer),
+        None => context.timer,
     })
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the controller asks for")]
-fn error_policy(
-    object: Arc<PartialObjectMeta<StyrminDeployment>>,
-    error: &OperatorError,
-    context: Arc<Context>,
-) -> Action {
-    if error.is_stale() {
-        return Action::requeue(STALE);
-    }
-    let retry = context.retry_delay;
-    warn!(object = object.name_any(), namespace = object.namespace(), %error, retry_in_s = retry.as_secs(), "a pass failed");
-    Action::requeue(retry)
 }

@@ -148,6 +148,8 @@ fn remove(
     now: Timestamp,
 ) -> Decision {
     let going = observed.object.metadata.deletion_timestamp.is_some();
+    // The record of it goes with the rest.
+    status.applied_digest = None;
     if let Some(next) = observed.leftovers.first() {
         let message = format!("Waiting for {} to go", next.name);
         status.display_state = Some(status::DELETING.into());
@@ -191,8 +193,9 @@ fn plan_of(observed: &Observed<'_>, forced: bool) -> Option<Plan> {
         workflow: Workflow::Delete,
         steps: vec![PlanStep { name: plan::TEARDOWN.into(), kind: StepKind::Teardown }],
     };
+    let was_applied = observed.object.status.as_ref().is_some_and(|status| status.applied_digest.is_some());
     match observed.driver {
-        _ if observed.applied.is_none() => Some(only()),
+        _ if observed.applied.is_none() && !was_applied => Some(only()),
         DriverSeen::Here(driver) => Some(plan::plan(observed.applied, None, &driver.file.spec.actions)),
         _ => forced.then(only),
     }

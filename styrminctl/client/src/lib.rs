@@ -206,14 +206,22 @@ impl Client {
     /// # Errors
     /// When the server cannot be reached, or says no.
     pub async fn execute(&self, query: &str, variables: Value) -> Result<Value, ClientError> {
-        self.execute_text(json!({ "query": query, "variables": variables }).to_string()).await
+        self.send(json!({ "query": query, "variables": variables }).to_string().into()).await
     }
 
-    /// Sends a request that is JSON already, for what is too large to be held twice; gives `data`.
+    /// Sends a request that is JSON already, piece by piece, for what is too large to be held; gives `data`.
     ///
     /// # Errors
     /// As [`Self::execute`].
-    pub async fn execute_text(&self, body: String) -> Result<Value, ClientError> {
+    pub async fn execute_pieces(
+        &self,
+        pieces: impl Iterator<Item = String> + Send + Sync + 'static,
+    ) -> Result<Value, ClientError> {
+        let pieces = futures::stream::iter(pieces.map(Ok::<_, std::convert::Infallible>));
+        self.send(reqwest::Body::wrap_stream(pieces)).await
+    }
+
+    async fn send(&self, body: reqwest::Body) -> Result<Value, ClientError> {
         let failed = |error: reqwest::Error| http_error(&self.address, &error);
         let response = self
             .http

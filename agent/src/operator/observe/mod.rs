@@ -5,7 +5,7 @@
 mod actions;
 mod network;
 
-use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, judged, phase};
+use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, judged, phase, planned};
 use super::drivers::Found;
 use super::hook::HookSeen;
 use super::release::{FailureEvent, Verdict};
@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use styrmin_renderer::context::{self, SecretRef};
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::EnvironmentId;
-use styrmin_renderer::network::{ALIAS_LABEL, shape};
+use styrmin_renderer::network::ALIAS_LABEL;
 use styrmin_renderer::objects::{self, CHART_SOURCE};
 use styrmin_renderer::spec::{
     DEPLOYMENT_LABEL, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
@@ -51,6 +51,8 @@ pub(super) struct Gathered {
     failure: Option<FailureEvent>,
     applied: Option<StyrminDeploymentSpec>,
     finished_jobs: Vec<String>,
+    /// A revision holds what was applied.
+    recorded: bool,
     pub(super) revisions: Vec<ControllerRevision>,
     hook: Option<HookSeen>,
     internal_ready: bool,
@@ -86,6 +88,7 @@ impl Gathered {
             failure: self.failure.as_ref(),
             applied: self.applied.as_ref(),
             revision: self.revision(),
+            recorded: self.recorded,
             finished_jobs: &self.finished_jobs,
             hook: self.hook.as_ref(),
             internal_ready: self.internal_ready,
@@ -138,6 +141,12 @@ impl Gathered {
         let data = self.revisions.last().and_then(|revision| revision.data.as_ref()).map(|data| &data.0);
         let read = |key: &str| data.and_then(|data| data.get(key)).cloned();
         self.applied = read(APPLIED_SPEC).and_then(|spec| serde_json::from_value(spec).ok());
+        self.recorded = self.applied.is_some();
+        if self.applied.is_none() {
+            // The digest tells what it was, when that is what the object says still.
+            let digest = object.status.as_ref().and_then(|status| status.applied_digest.as_deref());
+            self.applied = digest.filter(|digest| *digest == object.spec.digest()).map(|_| object.spec.clone());
+        }
         self.finished_jobs =
             read(FINISHED_JOBS).and_then(|finished| serde_json::from_value(finished).ok()).unwrap_or_default();
         Ok(())
@@ -165,6 +174,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         failure: None,
         applied: None,
         finished_jobs: Vec::new(),
+        recorded: true,
         revisions: Vec::new(),
         hook: None,
         internal_ready: spec.is_internal() && has_ready_pod(watch, spec),
@@ -183,7 +193,9 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     let going = object.metadata.deletion_timestamp.is_some();
     let settled =
         status.phase.as_deref() == Some(phase::READY) && status.observed_generation == object.metadata.generation;
-    if going || !settled {
+    // A record that nobody sees is looked for.
+    let is_record = || watch.has_record(&namespace, &object.name_any());
+    if going || !settled || !is_record() {
         gathered.read_applied(context, object).await?;
     }
     let secrets = secrets(context, &namespace, spec).await?;
@@ -225,7 +237,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     }
     gathered.say_it_ours(spec, &driver);
     if acted && !settled {
-        let plan = plan::plan(gathered.applied.as_ref(), Some(spec), &driver.file.spec.actions);
+        let plan = planned(object, gathered.applied.as_ref(), &driver);
         let base = Base { revision: gathered.revision(), driver: &driver.digest };
         let secrets = &gathered.secrets;
         let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
@@ -317,7 +329,8 @@ async fn ending(
         gathered.read_applied(context, object).await?;
     }
     gathered.leftovers = leftovers(context, &namespace, &object.name_any(), spec, &gathered.revisions).await?;
-    if !teardown::before_removal(status) || gathered.applied.is_none() {
+    let was_applied = gathered.applied.is_some() || status.applied_digest.is_some();
+    if !teardown::before_removal(status) || !was_applied {
         return Ok(gathered);
     }
     // The actions of what runs, not of what was to come.
@@ -430,7 +443,7 @@ fn copy(object: &StyrminDeployment, watch: &Watch) -> Option<String> {
         ));
     }
     let environment = watch.namespaces.get("", &expected)?.environment?;
-    let own = format!("styrmin-env-{environment}");
+    let own = format!("styrmin-env-{}", environment.as_str());
     // Only when there is another one: a label is easily edited.
     let is_there = watch.deployments.contains(&own, &name) || watch.releases.contains(&own, &name);
     (own != namespace && is_there).then(|| format!("The application of StyrminDeployment {namespace}/{name} belongs to the one in {own}: this is a copy, and does nothing"))
@@ -610,13 +623,13 @@ fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
         let found: Option<(bool, bool)> = match kind {
             "Namespace" => {
                 let found = watch.namespaces.get("", name);
-                found.map(|found| (found.going, covers(&found.labels(), &object["metadata"]["labels"])))
+                found.map(|found| (found.going, found.has_labels_of(object)))
             }
             // Named by its content, and immutable.
             "Secret" => watch.secrets.get(namespace, name).map(|found| (found.going, true)),
             "NetworkPolicy" | "Service" => {
                 let store = if kind == "Service" { &watch.services } else { &watch.policies };
-                store.get(namespace, name).map(|kept| (kept.going, *kept.shape == *shape(kind, object)))
+                store.get(namespace, name).map(|kept| (kept.going, kept.is_as(kind, object)))
             }
             "HelmRelease" => {
                 release.map(|found| (!found["metadata"]["deletionTimestamp"].is_null(), covers(found, object)))
@@ -659,7 +672,7 @@ fn stale(
 }
 
 /// Whether an object has everything that is wanted of it. What else it has, others put there.
-pub(super) fn covers(found: &Value, wanted: &Value) -> bool {
+pub(crate) fn covers(found: &Value, wanted: &Value) -> bool {
     match (found, wanted) {
         (Value::Object(found), Value::Object(wanted)) => {
             wanted.iter().all(|(key, wanted)| found.get(key).map_or(wanted.is_null(), |found| covers(found, wanted)))

@@ -124,7 +124,7 @@ pub(super) fn wanted(
 
 /// Exactly this object: one of the same name that the chart has made meanwhile is not meant.
 pub(super) fn key(version: &str, kind: &str, namespace: &str, name: &str, kept: &kept::Written) -> ObjectKey {
-    ObjectKey { uid: Some(kept.uid.to_string()), ..ObjectKey::new(version, kind, namespace, name) }
+    ObjectKey { uid: kept.uid.map(|uid| uid.to_string()), ..ObjectKey::new(version, kind, namespace, name) }
 }
 
 /// The other deployments of the environment, the oldest first. One whose application is being removed offers
@@ -172,7 +172,7 @@ fn aliases(
         } else {
             let kept = context.watch.services.get(&namespace, &name).filter(|kept| kept.alias);
             let keeps = |(id, _): &&(DeploymentId, Arc<DriverRef>)| {
-                kept.as_ref().is_some_and(|kept| *kept.owner == *id.as_str())
+                kept.as_ref().is_some_and(|kept| kept.owner.as_str() == id.as_str())
             };
             let owner = owners.iter().find(keeps);
             if owner.is_none() && kept.as_ref().is_some_and(|kept| !is_stale(context, object, kept)) {
@@ -190,7 +190,7 @@ fn aliases(
 /// Whether an alias that nothing wants leads nowhere, and not only to what cannot be seen right now: the
 /// object of a deployment may be away for a while, and its application runs.
 fn is_stale(context: &Context, object: &StyrminDeployment, kept: &kept::Written) -> bool {
-    let owner = format!("styrmin-{}", kept.owner);
+    let owner = format!("styrmin-{}", kept.owner.as_str());
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
     match context.watch.deployments.get(namespace, &owner) {
         None => !context.watch.namespaces.contains("", &owner),

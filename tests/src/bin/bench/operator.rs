@@ -2,6 +2,8 @@
 //! every HelmRelease is ready. What is measured stands at [`operator`].
 
 use super::{BENCH_LIMIT, id, one_instance, report, round};
+use axum::Router;
+use axum::body::Body;
 use futures::StreamExt as _;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -57,6 +59,7 @@ async fn measure(count: usize) {
         .await;
     let says_ready = tokio::spawn(ready(plane.client()));
 
+    let server = listens().await;
     let metrics = Port::claim();
     let account = world::account(&plane).await;
     let recipe = world::agent(
@@ -64,9 +67,8 @@ async fn measure(count: usize) {
         plane.folder(),
         &plane.kubeconfig_of("agent", &account),
         &[
-            ("STYRMIN_SERVER_ADDRESS", "http://127.0.0.1:9"),
+            ("STYRMIN_SERVER_ADDRESS", &server),
             ("STYRMIN_AGENT_TOKEN", "none"),
-            ("STYRMIN_REPORT_INTERVAL", "300"),
             ("STYRMIN_METRICS_LISTEN", &metrics.address()),
             ("STYRMIN_LOG", "warn"),
         ],
@@ -109,6 +111,29 @@ async fn measure(count: usize) {
             "idle_calls_per_minute": idle, "idle_goal": 0, "writes_after_restart": writes, "writes_goal": 0,
         }),
     );
+}
+
+/// A server that takes every report and has nothing to say. Gives its address.
+async fn listens() -> String {
+    let answer = async |body: Body| {
+        let mut body = body.into_data_stream();
+        let mut first = Vec::new();
+        while let Some(Ok(part)) = body.next().await {
+            if first.is_empty() {
+                first.extend_from_slice(&part[..part.len().min(100)]);
+            }
+        }
+        if String::from_utf8_lossy(&first).contains("newestRevision(after") {
+            // A server answers that when there is news.
+            tokio::time::sleep(Duration::from_secs(25)).await;
+        }
+        let said = json!({ "newestRevision": null, "confirmedDeletions": [] });
+        axum::Json(json!({ "data": { "report": said, "newestRevision": null, "reportRecipients": true } }))
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await.unwrap() });
+    address
 }
 
 /// Says of every HelmRelease that Flux has done what it asks for.
