@@ -7,10 +7,12 @@
 //! (traits and their two implementations), [`api`] (GraphQL, HTTP, Git), [`auth`].
 //! `docs/architecture.md` walks one change through them.
 
+pub mod admin;
 pub mod api;
 pub mod auth;
 pub mod changes;
 pub mod clock;
+pub mod doctor;
 pub mod drivers;
 pub mod faults;
 pub mod metrics;
@@ -68,8 +70,9 @@ pub async fn serve(
     let signer = tokio::task::spawn_blocking(move || repository::Signer::from_file(&path)).await?;
     let signer = Arc::new(signer.context("setting --signing-key")?);
     let store = store::open(&settings.database()).await.context("setting --database-url")?;
-    let token_file = settings.data.join("admin-token");
-    auth::first_administrator(store.as_ref(), clock.as_ref(), &settings.administrator(), &token_file).await?;
+    let token_file = settings.admin_token_file.clone().unwrap_or_else(|| settings.data.join("admin-token"));
+    let given = settings.admin_token_file.is_some();
+    auth::first_administrator(store.as_ref(), clock.as_ref(), &settings.administrator(), &token_file, given).await?;
     let drivers = drivers::Drivers::load(Arc::clone(&store), Arc::clone(&clock), settings.drivers.clone()).await?;
     let listener = TcpListener::bind(settings.listen)
         .await
@@ -120,7 +123,20 @@ pub async fn serve(
     let fanning_out = tokio::spawn(Arc::clone(&changes).run_fan_outs(stop.clone()));
     let reports = Arc::new(reports::Reports::new(Arc::clone(&store), Arc::clone(&clock), pushes, wake.clone()));
     let public_url = settings.writers(address).public_url.trim_end_matches('/').to_owned();
-    let app = api::router(Api { store, changes, reports, drivers, clock, host, wake, signer, public_url });
+    let doctor = doctor::Doctor {
+        store: Arc::clone(&store),
+        changes: Arc::clone(&changes),
+        host: host.clone(),
+        clock: Arc::clone(&clock),
+        folder: settings.data.join("mirrors/probe.git"),
+        limit: Duration::from_secs(settings.git_timeout),
+    };
+    let api = Api { store, changes, reports, drivers, clock, host, wake, signer, public_url, doctor };
+    if let Some(address) = settings.metrics_listen {
+        let served = api::serve_metrics(address, Arc::clone(&api.store), stop.clone()).await;
+        served.with_context(|| format!("setting --metrics-listen: {address} cannot be used"))?;
+    }
+    let app = api::router(api);
     info!(%address, "listening");
     listening(address);
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());

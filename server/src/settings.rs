@@ -4,14 +4,49 @@ use crate::auth::check_person;
 use crate::repository::{Signature, WriterSettings};
 use crate::store::Person;
 use anyhow::bail;
-use clap::Parser;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The Styrmin server.
-#[derive(Debug, Clone, Parser)]
+/// The Styrmin server: takes changes of deployments, commits them to the repositories of clusters, and shows where
+/// each of them stands.
+#[derive(Debug, Parser)]
 #[command(name = "styrmin-server", version)]
+pub struct Program {
+    /// How it runs.
+    #[command(flatten)]
+    pub settings: Settings,
+    /// What to do instead.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What the program can do instead of running.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Makes the keys of an installation: secret-key, signing-key and admin-token. Those that are there stay.
+    Keys {
+        /// Folder for them; kubectl create secret generic NAME --from-file=FOLDER makes a Secret of it.
+        #[arg(long)]
+        to: PathBuf,
+    },
+    /// Copies the database (SQLite), the hosted repositories and the keys of the data folder, while the server runs.
+    Backup {
+        /// Folder for the copy, which replaces an earlier one. Used as --data it is a server again.
+        #[arg(long)]
+        to: PathBuf,
+    },
+}
+
+/// The arguments and commands, as the reference shows them.
+#[must_use]
+pub fn command() -> clap::Command {
+    Program::command()
+}
+
+/// What the server can be told.
+#[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, env = "STYRMIN_LISTEN", default_value = "127.0.0.1:8080")]
@@ -36,6 +71,10 @@ pub struct Settings {
     /// (default: signing.key in the data folder, made at the first start).
     #[arg(long, env = "STYRMIN_SIGNING_KEY")]
     pub signing_key: Option<PathBuf>,
+    /// File with the token of the first administrator, as `styrmin-server keys` makes one; read at each start, so
+    /// that another one can be added (default: admin-token in the data folder, made at the first start).
+    #[arg(long, env = "STYRMIN_ADMIN_TOKEN_FILE")]
+    pub admin_token_file: Option<PathBuf>,
     /// Name on the first administrator's token.
     #[arg(long, env = "STYRMIN_ADMIN_NAME", default_value = "Administrator")]
     pub admin_name: String,
@@ -69,6 +108,10 @@ pub struct Settings {
     /// 20 instances of each deployment stay in any case.
     #[arg(long, env = "STYRMIN_RETENTION_DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(0..=36500))]
     pub retention_days: u32,
+    /// Where `/metrics` is served without a token, such as 0.0.0.0:9090; nowhere by default. (At --listen it needs an
+    /// administrator's.)
+    #[arg(long, env = "STYRMIN_METRICS_LISTEN")]
+    pub metrics_listen: Option<SocketAddr>,
     /// Log lines as JSON.
     #[arg(long, env = "STYRMIN_LOG_JSON")]
     pub log_json: bool,

@@ -21,6 +21,8 @@ use tokio::task::JoinHandle;
 pub const HANG: u16 = 1;
 /// Takes the push, then breaks off without an answer.
 pub const LOSE_ANSWER: u16 = 2;
+/// Lets everybody read, and nobody write.
+pub const READ_ONLY: u16 = 3;
 
 /// The server. While `down`, its port is closed.
 pub struct Remote {
@@ -90,7 +92,7 @@ impl Remote {
     }
 
     /// Answers every request with this status, or 200 for good service, or [`HANG`],
-    /// [`LOSE_ANSWER`].
+    /// [`LOSE_ANSWER`], [`READ_ONLY`].
     pub fn behave(&self, status: u16) {
         self.state.status.store(status, Ordering::SeqCst);
     }
@@ -109,7 +111,10 @@ async fn answer(State(state): State<Arc<Behaviour>>, request: Request) -> Respon
         HANG => {
             tokio::time::sleep(Duration::from_secs(120)).await;
         }
-        200 | LOSE_ANSWER => {}
+        READ_ONLY if request.uri().to_string().contains("git-receive-pack") => {
+            return (StatusCode::FORBIDDEN, "you may not write").into_response();
+        }
+        200 | LOSE_ANSWER | READ_ONLY => {}
         other => {
             return (StatusCode::from_u16(other).unwrap(), "no").into_response();
         }

@@ -91,3 +91,8 @@ pub(super) fn explain_limits(response: &mut async_graphql::Response) {
 pub(super) fn store(error: StoreError) -> Error {
     internal(&error)
 }
+
+/// With all its causes.
+pub(super) fn inner(error: anyhow::Error) -> Error {
+    internal(&format!("{error:#}"))
+}

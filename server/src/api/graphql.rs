@@ -14,7 +14,7 @@ use crate::changes::{
 use crate::reports::{self, DeploymentStatus, FluxStatus, Items, PodStatus, Said};
 use crate::repository::Access;
 use crate::store::{
-    After, AfterStatus, Confirmations, Delivery, DeliveryRules, EditPolicy, EditScope, ForgeKind, Person,
+    After, AfterStatus, AgentFacts, Confirmations, Delivery, DeliveryRules, EditPolicy, EditScope, ForgeKind, Person,
     ProposalScope, ProposalState, Snapshot, StatusRow, StatusScope, TaskScope,
 };
 use async_graphql::{
@@ -910,7 +910,20 @@ impl From<Confirmations> for ReportAnswer {
     }
 }
 
-/// A new administrator's token.
+/// What an agent says of itself.
+#[derive(InputObject)]
+struct FactsInput {
+    /// Its version.
+    version: String,
+    /// Whether the kind StyrminDeployment in the cluster is the one that it knows: CURRENT, OTHER or MISSING.
+    kind: String,
+    /// Kinds whose objects it could not list yet.
+    waits_for: Vec<String>,
+    /// Its time (RFC 3339).
+    sent_at: String,
+}
+
+/// A new token.
 #[derive(SimpleObject)]
 struct CreateTokenPayload {
     /// Shown this once.
@@ -954,6 +967,29 @@ impl Mutation {
         let token =
             auth::create_administrator(api.store.as_ref(), api.clock.as_ref(), &person).await.map_err(failed)?;
         Ok(CreateTokenPayload { token })
+    }
+
+    /// Gives a cluster's agent another token, shown this once. The tokens that it had do not count any more.
+    async fn replace_agent_token(&self, ctx: &Context<'_>, cluster: ID) -> Result<CreateTokenPayload> {
+        administrator(ctx)?;
+        let api = api(ctx)?;
+        let found = api.store.cluster(&cluster).await.map_err(failed)?;
+        let found = found.ok_or_else(|| coded(format!("cluster \"{}\" does not exist", *cluster), "NOT_FOUND"))?;
+        let token = auth::replace_agent_token(api.store.as_ref(), api.clock.as_ref(), &found).await.map_err(failed)?;
+        Ok(CreateTokenPayload { token })
+    }
+
+    /// Has Flux install or upgrade a cluster's agent: commits this server's chart of it, and a HelmRelease with these
+    /// values (those of the last time when absent), to the cluster's repository.
+    async fn release_agent(
+        &self,
+        ctx: &Context<'_>,
+        cluster: ID,
+        values: Option<Json<config::Object>>,
+    ) -> Result<Cluster> {
+        let author = administrator(ctx)?;
+        let values = values.map(|values| values.0);
+        api(ctx)?.changes.release_agent(&cluster, values, author).await.map(Cluster).map_err(refused)
     }
 
     /// Adds a cluster.
@@ -1251,6 +1287,15 @@ impl Mutation {
     ) -> Result<bool> {
         let cluster = agent_cluster(ctx)?;
         api(ctx)?.reports.recipients(cluster, &identity, epoch, recipients).await.map_err(not_accepted)?;
+        Ok(true)
+    }
+
+    /// For agents: what the agent is, and what no snapshot shows. `sentAt` is its clock.
+    async fn report_facts(&self, ctx: &Context<'_>, epoch: i64, facts: FactsInput) -> Result<bool> {
+        let cluster = agent_cluster(ctx)?;
+        let FactsInput { version, kind, waits_for, sent_at } = facts;
+        let facts = AgentFacts { version, kind, waits_for };
+        api(ctx)?.reports.facts(cluster, epoch, facts, &sent_at).await.map_err(not_accepted)?;
         Ok(true)
     }
 

@@ -11,6 +11,7 @@ mod objects;
 use crate::auth::{self, AuthError, Caller};
 use crate::changes::Changes;
 use crate::clock::Clock;
+use crate::doctor::Doctor;
 use crate::drivers::Drivers;
 use crate::metrics;
 use crate::proposals;
@@ -25,9 +26,12 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use serde_json::json;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::{error, info};
 
@@ -64,6 +68,8 @@ pub struct Api {
     pub signer: Arc<Signer>,
     /// URL of this server, as people reach it.
     pub public_url: String,
+    /// Looks at the links to a cluster.
+    pub doctor: Doctor,
 }
 
 /// All routes.
@@ -178,7 +184,29 @@ async fn show_metrics(State(state): State<Arc<AppState>>, headers: HeaderMap) ->
         Ok(Caller::Agent { .. }) => return problem(StatusCode::FORBIDDEN, "an agent's token does not open metrics"),
         Err(response) => return *response,
     }
-    let waiting = state.api.store.outbox_size().await.unwrap_or(-1);
+    metrics_text(state.api.store.as_ref()).await
+}
+
+/// Serves `/metrics` without a token at an address of its own, which a network policy can guard, until `stop`.
+///
+/// # Errors
+/// When the address cannot be listened on.
+pub async fn serve_metrics(address: SocketAddr, store: Arc<dyn Store>, stop: CancellationToken) -> std::io::Result<()> {
+    let show = async |State(store): State<Arc<dyn Store>>| metrics_text(store.as_ref()).await;
+    let router = Router::new().route("/metrics", get(show)).with_state(store);
+    let listener = TcpListener::bind(address).await?;
+    info!(%address, "metrics");
+    tokio::spawn(async move {
+        let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
+        if let Err(error) = served {
+            error!(%error, "metrics are not served any more");
+        }
+    });
+    Ok(())
+}
+
+async fn metrics_text(store: &dyn Store) -> Response {
+    let waiting = store.outbox_size().await.unwrap_or(-1);
     match metrics::text(waiting) {
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),

@@ -1,11 +1,13 @@
 //! GraphQL objects over the rows. What a row refers to is read when it is asked for.
 
-use super::error::{change as refused, store as failed};
+use super::error::{change as refused, inner, store as failed};
 use super::{Api, graphql};
 use crate::changes;
 use crate::clock::timestamp;
+use crate::doctor::Check;
 use crate::proposals;
 use crate::reports::{self, DeploymentStatus, FluxStatus, PodStatus};
+use crate::repository;
 use crate::store::{
     self, DeliveryRules, DeploymentState, EditKind, EditPolicy, EditScope, EditState, FanOutLevel, FanOutState,
     ForgeKind, InstanceState, ItemState, LastReport, Lifecycle, Millis, ProposalScope, ProposalState, Snapshot,
@@ -151,6 +153,22 @@ impl Cluster {
     async fn fan_outs(&self, ctx: &Context<'_>, first: Option<i32>, after: Option<String>) -> Result<Page<FanOut>> {
         graphql::fan_outs(ctx, &self.0.id, first, after).await
     }
+    /// Every link between this server and the cluster, in the order in which a change passes them, with what to do
+    /// about one that is broken. Looks at the repository.
+    #[graphql(complexity = "10_000 + child_complexity")]
+    async fn checks(&self, ctx: &Context<'_>) -> Result<Vec<Check>> {
+        ctx.data::<Api>()?.doctor.examine(&self.0).await.map_err(inner)
+    }
+    /// The release of its agent that its repository carries; null: none.
+    async fn agent_release(&self, ctx: &Context<'_>) -> Result<Option<AgentRelease>> {
+        let found = ctx.data::<Api>()?.store.agent_release(&self.0.id).await.map_err(failed)?;
+        Ok(found.map(AgentRelease::from))
+    }
+    /// What Flux needs once to follow its repository, as YAML: `flux/styrmin.yaml` as Styrmin makes it.
+    async fn flux_manifest(&self, ctx: &Context<'_>) -> Result<String> {
+        let api = ctx.data::<Api>()?;
+        repository::flux_files(&self.0, &api.public_url, &api.signer.public_key()).map_err(inner)
+    }
     /// Its agent, as it last reported; null: it never did.
     async fn agent(&self, ctx: &Context<'_>) -> Result<Option<Agent>> {
         Ok(ctx.data::<Api>()?.store.last_report(&self.0.id).await.map_err(failed)?.map(Agent::from))
@@ -165,6 +183,23 @@ impl Cluster {
     ) -> Result<Page<FluxStatus>> {
         let scope = StatusScope::Cluster(&self.0.id);
         graphql::statuses(ctx, Snapshot::Flux, scope, first, after, FluxStatus::from_row).await
+    }
+}
+
+/// The agent's release in a cluster's repository.
+#[derive(SimpleObject)]
+pub(super) struct AgentRelease {
+    /// Version of the agent and of its chart.
+    version: String,
+    /// Values of the chart.
+    values: Json<config::Object>,
+    /// When it was asked for.
+    released_at: String,
+}
+
+impl From<store::AgentRelease> for AgentRelease {
+    fn from(row: store::AgentRelease) -> Self {
+        Self { version: row.version, values: Json(row.values), released_at: time(row.released_at) }
     }
 }
 

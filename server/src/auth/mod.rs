@@ -6,7 +6,7 @@
 
 use crate::clock::Clock;
 use crate::secrets::write_private;
-use crate::store::{Person, Store, StoreError, Token, TokenKind};
+use crate::store::{Cluster, Millis, Person, Store, StoreError, Token, TokenKind};
 use anyhow::Context as _;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
@@ -125,6 +125,37 @@ pub async fn create_administrator(store: &dyn Store, clock: &dyn Clock, person: 
     Ok(text)
 }
 
+/// A token of a cluster's agent, and its text.
+#[must_use]
+pub fn agent_token(cluster: &str, name: &str, now: Millis) -> (String, Token) {
+    let (text, hash) = new_token(TokenKind::Agent);
+    let token = Token {
+        id: uuid::Uuid::now_v7().to_string(),
+        hash,
+        kind: TokenKind::Agent,
+        name: format!("agent of {name}"),
+        email: String::new(),
+        cluster_id: Some(cluster.to_owned()),
+        created_at: now,
+        revoked_at: None,
+    };
+    (text, token)
+}
+
+/// Gives a cluster's agent another token, shown this once, in place of all that it had.
+///
+/// # Errors
+/// When the database fails.
+pub async fn replace_agent_token(
+    store: &dyn Store,
+    clock: &dyn Clock,
+    cluster: &Cluster,
+) -> Result<String, StoreError> {
+    let (text, token) = agent_token(&cluster.id, &cluster.name, clock.now());
+    store.replace_agent_token(&token).await?;
+    Ok(text)
+}
+
 fn administrator(clock: &dyn Clock, person: &Person, hash: String) -> Token {
     Token {
         id: uuid::Uuid::now_v7().to_string(),
@@ -148,18 +179,23 @@ pub async fn first_administrator(
     clock: &dyn Clock,
     person: &Person,
     file: &Path,
+    given: bool,
 ) -> anyhow::Result<()> {
-    if store.has_administrator().await? {
+    // One that somebody gives counts whatever others there are, so that it can be replaced.
+    if !given && store.has_administrator().await? {
         return Ok(());
     }
     let path = file.to_owned();
     let text = tokio::task::spawn_blocking(move || {
         if let Ok(text) = std::fs::read_to_string(&path) {
             let text = text.trim();
-            if text.len() < PREFIX_ADMINISTRATOR.len() + 40 || !text.starts_with(PREFIX_ADMINISTRATOR) {
+            if !is_administrators(text) {
                 return Err(std::io::Error::other("it holds no token of ours; remove it, and a new one is made"));
             }
             return Ok(text.to_owned());
+        }
+        if given {
+            return Err(std::io::Error::other("it is not there, or cannot be read; `styrmin-server keys` makes one"));
         }
         let (text, _) = new_token(TokenKind::Administrator);
         write_private(&path, &text).map(|()| text)
@@ -171,10 +207,16 @@ pub async fn first_administrator(
         Err(StoreError::Exists) => {}
         other => {
             other?;
-            info!(file = %file.display(), "made the first administrator's token");
+            info!(file = %file.display(), "an administrator's token was added");
         }
     }
     Ok(())
+}
+
+/// Whether a text is an administrator's token, by its looks.
+#[must_use]
+pub fn is_administrators(text: &str) -> bool {
+    text.len() >= PREFIX_ADMINISTRATOR.len() + 40 && text.starts_with(PREFIX_ADMINISTRATOR)
 }
 
 #[cfg(test)]

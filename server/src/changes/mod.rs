@@ -31,9 +31,9 @@ use crate::reports::DeploymentStatus;
 use crate::repository::{self, Access, Location, Wake};
 use crate::secrets::{Plain, ServerKey, credentials_place, sops};
 use crate::store::{
-    Cluster, Delivery, DeliveryRules, Deployment, DeploymentState, EditPolicy, Environment, FanOut, FanOutLevel,
-    ForgeAddress, ForgeKind, Lifecycle, Notice, Person, Proposal, Snapshot, StatusScope, Store, StoreError, Target,
-    Task, Token, TokenKind,
+    AgentRelease, Cluster, Delivery, DeliveryRules, Deployment, DeploymentState, EditPolicy, Environment, FanOut,
+    FanOutLevel, ForgeAddress, ForgeKind, Lifecycle, Notice, Person, Proposal, Snapshot, StatusScope, Store,
+    StoreError, Target, Task,
 };
 use crate::{auth, metrics};
 use compute::{Computation, Edit, Rows, Runs};
@@ -254,17 +254,7 @@ impl Changes {
             forge_secrets,
             created_at: now,
         };
-        let (text, hash) = auth::new_token(TokenKind::Agent);
-        let agent = Token {
-            id: uuid::Uuid::now_v7().to_string(),
-            hash,
-            kind: TokenKind::Agent,
-            name: format!("agent of {}", cluster.name),
-            email: String::new(),
-            cluster_id: Some(id),
-            created_at: now,
-            revoked_at: None,
-        };
+        let (text, agent) = auth::agent_token(&cluster.id, &cluster.name, now);
         match self.store.insert_cluster(&cluster, &agent, author).await {
             Err(StoreError::Exists) => {
                 return Err(invalid(
@@ -277,6 +267,46 @@ impl Changes {
         }
         self.wake.target(&Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() });
         Ok((cluster, text))
+    }
+
+    /// Asks for the release of a cluster's agent in its repository, with the chart of this server; `values` are the
+    /// chart's, or those of the last time.
+    ///
+    /// # Errors
+    /// When there is no such cluster, or no values at all.
+    pub async fn release_agent(&self, id: &str, values: Option<config::Object>, author: &Person) -> Result<Cluster> {
+        let cluster = self.cluster(id).await?;
+        let object = format!("agent of cluster \"{}\"", cluster.name);
+        let known = self.store.agent_release(&cluster.id).await?;
+        let Some(values) = values.or(known.map(|known| known.values)) else {
+            return Err(invalid(&object, "values", "are not known: give those of the chart, server.address at least"));
+        };
+        let address = values.get("server").and_then(|server| server["address"].as_str()).unwrap_or_default();
+        if !address.starts_with("http://") && !address.starts_with("https://") {
+            return Err(invalid(
+                &object,
+                "values.server.address",
+                "has to be the URL of this server, as pods of the cluster reach it",
+            ));
+        }
+        let text = serde_json::to_string(&values).unwrap_or_default();
+        if text.len() > VALUES_MAX {
+            return Err(invalid(
+                &object,
+                "values",
+                format!("have {} bytes; at most {VALUES_MAX} are possible", text.len()),
+            ));
+        }
+        let release = AgentRelease {
+            cluster_id: cluster.id.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            values,
+            released_at: self.clock.now(),
+        };
+        let target = Target { repository: cluster.repository.clone(), branch: cluster.branch.clone() };
+        self.store.set_agent_release(&release, &target, author).await?;
+        self.wake.target(&target);
+        Ok(cluster)
     }
 
     fn seal_access(&self, object: &str, id: &str, url: &str, access: &Access) -> Result<Option<Vec<u8>>> {
@@ -848,6 +878,8 @@ impl Changes {
     }
 }
 
+/// Most bytes of the values of an agent's chart.
+const VALUES_MAX: usize = 64 << 10;
 /// Shortest secret of a webhook.
 const WEBHOOK_SECRET_MIN: usize = 16;
 /// Most reviewers or labels.

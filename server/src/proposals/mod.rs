@@ -22,7 +22,7 @@ use crate::changes::{BRANCHES, ChangeError, Changes, Scene, short_id};
 use crate::clock::Clock;
 use crate::drivers::Drivers;
 use crate::faults;
-use crate::repository::{Access, Beside, Host, Mirror, Remote, Signer, Wake, WriterSettings};
+use crate::repository::{Access, Beside, Host, Mirror, Signer, Wake, WriterSettings};
 use crate::store::{
     Cluster, ItemState, Lead, Observation, Proposal, ProposalItem, ProposalState, StatusDue, Store, StoreError, Target,
     Task, TaskState, TimelineKind,
@@ -257,14 +257,7 @@ impl Proposals {
         let cluster = self.store.cluster(cluster).await?.context("its cluster is gone")?;
         let (access, token, _) = self.changes.way_in(&cluster)?;
         let forge = connect(&cluster, &access, token.as_deref())?;
-        let remote = match &cluster.git_url {
-            None => {
-                let (host, id) = (self.host.clone(), cluster.id.clone());
-                let path = spawn_blocking(move || host.ensure(&id)).await.context("embedded repository")??;
-                Remote { url: path.to_string_lossy().into_owned(), access: Access::default() }
-            }
-            Some(url) => Remote { url: url.clone(), access },
-        };
+        let remote = self.host.remote(&cluster, access).await?;
         let mirror = match copy {
             Some(mut mirror) => {
                 mirror.set_remote(remote);

@@ -20,9 +20,9 @@ use crate::clock::Clock;
 use crate::metrics;
 use crate::repository::{Pushes, Wake};
 use crate::store::{
-    Confirmations, DeploymentOutcome, DeploymentPlace, DeploymentState, InstanceOutcome, LastReport, Lifecycle, Millis,
-    Notice, Observation, Report, RunningTask, Snapshot, StatusKey, StatusRow, StatusScope, Store, StoreError, Target,
-    Task, TaskState,
+    AgentFacts, ClusterFacts, Confirmations, DeploymentOutcome, DeploymentPlace, DeploymentState, InstanceOutcome,
+    LastReport, Lifecycle, Millis, Notice, Observation, Report, RunningTask, Snapshot, StatusKey, StatusRow,
+    StatusScope, Store, StoreError, Target, Task, TaskState,
 };
 use crate::tasks::machine::{self, Event, Observed, Wanted};
 use sha2::{Digest as _, Sha256};
@@ -259,6 +259,28 @@ impl Reports {
             return Err(ReportError::Invalid { object: "report", field: "recipients", message });
         }
         Ok(self.store.set_recipients(cluster, &recipients, self.clock.now()).await?)
+    }
+
+    /// Takes what the agent of `cluster` says of itself; `sent_at` is its clock. One of an earlier epoch is not
+    /// heard; none has to have reported before, since this may say why none can.
+    ///
+    /// # Errors
+    /// When it is malformed, or the database fails.
+    pub async fn facts(&self, cluster: &str, epoch: i64, facts: AgentFacts, sent_at: &str) -> Result<()> {
+        let invalid = |field, message: String| Err(ReportError::Invalid { object: "facts", field, message });
+        let Ok(sent) = sent_at.parse::<jiff::Timestamp>() else {
+            return invalid("sentAt", format!("\"{}\" is no time", sent_at.escape_debug()));
+        };
+        if facts.version.len() > DIGEST_MAX || facts.kind.len() > DIGEST_MAX {
+            return invalid("version", format!("or kind is longer than {DIGEST_MAX} bytes"));
+        }
+        if facts.waits_for.len() > KEYS_MAX || facts.waits_for.iter().any(|kind| kind.len() > DIGEST_MAX) {
+            return invalid("waitsFor", format!("has more than {KEYS_MAX} kinds, or too long ones"));
+        }
+        let said_at = self.clock.now();
+        let skew_ms = sent.as_millisecond().saturating_sub(said_at);
+        let said = ClusterFacts { cluster_id: cluster.to_owned(), epoch, facts, skew_ms, said_at };
+        Ok(self.store.set_facts(&said).await?)
     }
 
     /// Takes a report of the agent of `cluster`.

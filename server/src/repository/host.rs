@@ -1,15 +1,29 @@
 //! The repositories that this server hosts itself: bare ones below its data folder, served over
 //! smart HTTP by `git http-backend`. For one server replica.
 
-use super::git;
+use super::{Access, Remote, git};
+use crate::store::Cluster;
+use anyhow::Context as _;
 use git2::{Repository, RepositoryInitOptions};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tokio::process::Command;
+use tokio::task::spawn_blocking;
+
+/// How long the copy of one repository may take.
+const COPY_LIMIT: Duration = Duration::from_secs(3600);
 
 /// The embedded host.
 #[derive(Debug, Clone)]
 pub struct Host {
     root: PathBuf,
+}
+
+/// A new bare repository.
+pub(super) fn init(path: &Path) -> Result<Repository, git2::Error> {
+    let mut options = RepositoryInitOptions::new();
+    options.bare(true).initial_head("main").mkpath(true);
+    Repository::init_opts(path, &options)
 }
 
 impl Host {
@@ -39,11 +53,49 @@ impl Host {
     pub fn ensure(&self, cluster: &str) -> Result<PathBuf, git2::Error> {
         let path = self.path(cluster);
         if Repository::open_bare(&path).is_err() {
-            let mut options = RepositoryInitOptions::new();
-            options.bare(true).initial_head("main").mkpath(true);
-            Repository::init_opts(&path, &options)?;
+            init(&path)?;
         }
         Ok(path)
+    }
+
+    /// Where a cluster's repository is reached, hosted here or elsewhere; `access` opens one elsewhere.
+    ///
+    /// # Errors
+    /// When a hosted one cannot be made.
+    pub async fn remote(&self, cluster: &Cluster, access: Access) -> anyhow::Result<Remote> {
+        if let Some(url) = &cluster.git_url {
+            return Ok(Remote { url: url.clone(), access });
+        }
+        let (host, id) = (self.clone(), cluster.id.clone());
+        let path = spawn_blocking(move || host.ensure(&id)).await.context("embedded repository")??;
+        Ok(Remote { url: path.to_string_lossy().into_owned(), access: Access::default() })
+    }
+
+    /// Copies every hosted repository into a folder, while people and the server push; gives how many there are.
+    ///
+    /// # Errors
+    /// When one cannot be read or written.
+    pub async fn copy_all(&self, to: &Path) -> anyhow::Result<usize> {
+        let what = || format!("the folder of hosted repositories {}", self.root.display());
+        let mut entries = match tokio::fs::read_dir(&self.root).await {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+            entries => entries.with_context(what)?,
+        };
+        let mut copied = 0;
+        while let Some(entry) = entries.next_entry().await.with_context(what)? {
+            let (from, name) = (entry.path(), entry.file_name());
+            let copy = to.join(&name);
+            if from.extension().is_none_or(|extension| extension != "git") {
+                continue;
+            }
+            let (made, what) = (copy.clone(), format!("copying {}", from.display()));
+            spawn_blocking(move || init(&made).map(drop)).await?.context(what.clone())?;
+            let source = from.to_string_lossy();
+            let fetch = ["fetch", "--quiet", "--no-tags", &source, "+refs/*:refs/*"];
+            git::run(&copy, &what, &fetch, &Access::default(), COPY_LIMIT).await?;
+            copied += 1;
+        }
+        Ok(copied)
     }
 
     /// `git http-backend` for a request below `/<cluster>.git`. The caller has checked who asks.

@@ -73,6 +73,8 @@ pub struct Message {
     pub clusters: Vec<String>,
     /// Environments that it sets up, by name.
     pub environments: Vec<String>,
+    /// Releases of clusters' agents that it brings: cluster and version.
+    pub agents: Vec<String>,
     /// Instances.
     pub entries: Vec<Entry>,
     /// Files of others' edits that it puts back.
@@ -90,7 +92,8 @@ impl Message {
     pub fn text(&self) -> String {
         let mut text = self.subject();
         text.push('\n');
-        let total = self.clusters.len() + self.environments.len() + self.entries.len() + self.restored.len();
+        let set_up = self.clusters.len() + self.environments.len() + self.agents.len();
+        let total = set_up + self.entries.len() + self.restored.len();
         let values = |entry: &Entry, indent: &str| {
             let mut lines: Vec<String> =
                 entry.changes.iter().take(VALUES).map(|line| format!("{indent}- {line}\n")).collect();
@@ -109,6 +112,7 @@ impl Message {
             text.push('\n');
             let lines = (self.clusters.iter().map(|name| format!("set up cluster {name}")))
                 .chain(self.environments.iter().map(|name| format!("set up environment {name}")))
+                .chain(self.agents.iter().map(|what| format!("release the agent of cluster {what}")))
                 .chain(self.entries.iter().map(|entry| {
                     format!(
                         "{} deployment {} ({}), change {} by {}\n{}",
@@ -147,6 +151,7 @@ impl Message {
     fn subject(&self) -> String {
         match (&self.entries[..], &self.environments[..], &self.clusters[..]) {
             ([], [], []) => match &self.restored[..] {
+                [] => format!("Release the agent of cluster {}", self.agents.join(", ")),
                 [only] => capitalised(&only.text()),
                 all => format!("Put back {} files that others changed", all.len()),
             },

@@ -24,6 +24,7 @@ mod host;
 mod location;
 mod message;
 mod mirror;
+mod probe;
 mod reader;
 mod sign;
 mod splice;
@@ -37,10 +38,11 @@ pub use location::{Location, LocationProblem, check_branch, overlap, web_address
 pub(crate) use message::capitalised;
 pub use message::{Entry, Message};
 pub use mirror::Mirror;
+pub use probe::{Probe, probe};
 pub use reader::{Content, Entry as CommitEntry, Finding, Reading};
 pub use sign::{Signer, key_suffix};
 pub use splice::{Edit, Edits, Signature, Stamp, commit, splice};
-pub use template::environment as environment_files;
+pub use template::{environment as environment_files, flux as flux_files};
 pub use writer::{WriterSettings, Writers, deployment_files, driver_files};
 
 use crate::store::{Cluster, Lead, Target};

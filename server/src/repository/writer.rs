@@ -4,7 +4,7 @@
 //! history says. So a kill at any point costs one round and nothing else.
 
 use super::access::Access;
-use super::git::{GitError, Remote};
+use super::git::GitError;
 use super::message::{Entry, Message, Restored};
 use super::mirror::Mirror;
 use super::sign::Signer;
@@ -783,19 +783,10 @@ impl Writer {
         // URL and credentials of one cluster: those of another may be meant for another address.
         let chosen = clusters.iter().find(|row| row.credentials.is_some()).or(clusters.first());
         let chosen = chosen.context("no cluster uses this repository any more")?;
-        let remote = match &chosen.git_url {
-            None => {
-                let (host, id) = (self.shared.host.clone(), chosen.id.clone());
-                let path = spawn_blocking(move || host.ensure(&id)).await.context("embedded repository")??;
-                Remote { url: path.to_string_lossy().into_owned(), access: Access::default() }
-            }
-            Some(url) => {
-                let place = credentials_place(&chosen.id);
-                let opened = chosen.credentials.as_ref().map(|sealed| self.shared.key.open(&place, sealed));
-                let access = opened.transpose()?.map(|plain| Access::from_text(plain.expose()));
-                Remote { url: url.clone(), access: access.unwrap_or_default() }
-            }
-        };
+        let place = credentials_place(&chosen.id);
+        let opened = chosen.credentials.as_ref().map(|sealed| self.shared.key.open(&place, sealed));
+        let access = opened.transpose()?.map(|plain| Access::from_text(plain.expose()));
+        let remote = self.shared.host.remote(chosen, access.unwrap_or_default()).await?;
         match &mut self.mirror {
             Some(mirror) => mirror.set_remote(remote),
             None => {
@@ -836,11 +827,17 @@ impl Writer {
                 OutboxKind::Cluster => {
                     work.rows.outbox.push(row.id);
                     let Some(cluster) = clusters.get(&row.subject_id) else { continue };
-                    let url = cluster.git_url.clone().unwrap_or_else(|| {
-                        format!("{}/git/{}.git", self.shared.settings.public_url.trim_end_matches('/'), cluster.name)
-                    });
-                    work.edits.extend(template::cluster(cluster, &url, &self.shared.signer.public_key())?);
+                    let url = &self.shared.settings.public_url;
+                    work.edits.extend(template::cluster(cluster, url, &self.shared.signer.public_key())?);
                     work.message.clusters.push(cluster.name.clone());
+                    work.authors.push(Person { name: row.author_name, email: row.author_email });
+                }
+                OutboxKind::Agent => {
+                    work.rows.outbox.push(row.id);
+                    let Some(cluster) = clusters.get(&row.subject_id) else { continue };
+                    let Some(release) = self.shared.store.agent_release(&cluster.id).await? else { continue };
+                    work.edits.extend(template::agent(cluster, &release, &self.shared.settings.public_url)?);
+                    work.message.agents.push(format!("{} {}", cluster.name, release.version));
                     work.authors.push(Person { name: row.author_name, email: row.author_email });
                 }
                 OutboxKind::Environment => {

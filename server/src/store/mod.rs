@@ -281,6 +281,8 @@ text_enum! {
         Instance = "instance",
         /// What was there before somebody's edit.
         Restore = "restore",
+        /// The chart and release of a cluster's agent.
+        Agent = "agent",
     }
 }
 
@@ -966,6 +968,48 @@ pub struct LastReport {
     pub flux_digest: Option<String>,
 }
 
+/// What a cluster's agent says of itself, and of what no snapshot shows.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct ClusterFacts {
+    /// Its cluster.
+    pub cluster_id: String,
+    /// Transition count of the agents' lease.
+    pub epoch: i64,
+    /// What it says.
+    #[sqlx(json)]
+    pub facts: AgentFacts,
+    /// How much later its clock was than ours when this arrived, in milliseconds.
+    pub skew_ms: i64,
+    /// When.
+    pub said_at: Millis,
+}
+
+/// See [`ClusterFacts`].
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentFacts {
+    /// Its version.
+    pub version: String,
+    /// Whether the kind StyrminDeployment in the cluster is the one that it knows: CURRENT, OTHER or MISSING.
+    pub kind: String,
+    /// Kinds whose objects it could not list yet: nothing is done or reported until it can.
+    pub waits_for: Vec<String>,
+}
+
+/// The agent's release in a cluster's repository.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct AgentRelease {
+    /// Its cluster.
+    pub cluster_id: String,
+    /// Version of the chart: that of the server which wrote it.
+    pub version: String,
+    /// Values of the chart.
+    #[sqlx(json)]
+    pub values: Object,
+    /// When.
+    pub released_at: Millis,
+}
+
 /// One object as last reported.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct StatusRow {
@@ -1125,6 +1169,8 @@ pub trait Store: ReviewStore {
     async fn token(&self, hash: &str) -> Result<Option<Token>>;
     /// Adds a token.
     async fn insert_token(&self, token: &Token) -> Result<()>;
+    /// Adds a token of a cluster's agent in place of all that it had.
+    async fn replace_agent_token(&self, token: &Token) -> Result<()>;
     /// Whether an administrator's token was ever made.
     async fn has_administrator(&self) -> Result<bool>;
 
@@ -1139,6 +1185,14 @@ pub trait Store: ReviewStore {
     async fn recipients(&self, cluster: &str) -> Result<Option<Vec<String>>>;
     /// Stores that.
     async fn set_recipients(&self, cluster: &str, recipients: &[String], now: Millis) -> Result<()>;
+    /// What the agent of a cluster said of itself last.
+    async fn facts(&self, cluster: &str) -> Result<Option<ClusterFacts>>;
+    /// Stores that, unless an agent of a later epoch said something.
+    async fn set_facts(&self, facts: &ClusterFacts) -> Result<()>;
+    /// The agent's release in a cluster's repository.
+    async fn agent_release(&self, cluster: &str) -> Result<Option<AgentRelease>>;
+    /// Stores that, and the request for its files.
+    async fn set_agent_release(&self, release: &AgentRelease, target: &Target, author: &Person) -> Result<()>;
     /// Clusters whose files are in this repository and branch, oldest first.
     async fn clusters_in(&self, target: &Target) -> Result<Vec<Cluster>>;
     /// Clusters by name.
@@ -1318,4 +1372,12 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
         return Ok(Arc::new(postgres::open(url).await?));
     }
     Ok(Arc::new(sqlite::open(url).await?))
+}
+
+/// Copies an SQLite database into a file that does not exist, as it is at one moment, while others use it.
+///
+/// # Errors
+/// When it cannot be read, or the file cannot be written.
+pub async fn copy_sqlite(url: &str, to: &std::path::Path) -> Result<()> {
+    sqlite::copy(url, to).await
 }

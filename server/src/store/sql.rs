@@ -3,11 +3,12 @@
 
 use super::{BEGIN, Db, SHARED, for_key_share, for_share, now_ms};
 use crate::store::{
-    After, AfterStatus, Batch, BatchRows, Change, Cluster, Concerned, Confirmations, Deployment, DeploymentOutcome,
-    DeploymentPlace, DriverVersion, EditScope, EditState, Environment, FanOut, FanOutLevel, GitEdit, Instance,
-    InstanceOutcome, InstancePlace, InstanceToWrite, LastReport, Lifecycle, Millis, Observation, OutboxKind, OutboxRow,
-    Person, Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey, StatusRow, StatusScope, Step, Store,
-    StoreError, Target, Task, TaskScope, TimelineEntry, Token, TokenKind, Untouched,
+    After, AfterStatus, AgentRelease, Batch, BatchRows, Change, Cluster, ClusterFacts, Concerned, Confirmations,
+    Deployment, DeploymentOutcome, DeploymentPlace, DriverVersion, EditScope, EditState, Environment, FanOut,
+    FanOutLevel, GitEdit, Instance, InstanceOutcome, InstancePlace, InstanceToWrite, LastReport, Lifecycle, Millis,
+    Observation, OutboxKind, OutboxRow, Person, Pushed, Report, Result, RunningTask, Secret, Snapshot, StatusKey,
+    StatusRow, StatusScope, Step, Store, StoreError, Target, Task, TaskScope, TimelineEntry, Token, TokenKind,
+    Untouched,
 };
 use crate::store::{Lead, Notice, TEARDOWN};
 use async_trait::async_trait;
@@ -624,6 +625,17 @@ impl Store for SqlStore {
         Ok(tx.commit().await?)
     }
 
+    async fn replace_agent_token(&self, token: &Token) -> Result<()> {
+        let mut tx = self.begin().await?;
+        sqlx::query("UPDATE tokens SET revoked_at = $2 WHERE cluster_id = $1 AND revoked_at IS NULL")
+            .bind(&token.cluster_id)
+            .bind(token.created_at)
+            .execute(&mut *tx)
+            .await?;
+        insert_token(&mut tx, token).await?;
+        Ok(tx.commit().await?)
+    }
+
     async fn has_administrator(&self) -> Result<bool> {
         let count: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM tokens WHERE kind = $1")
             .bind(TokenKind::Administrator.as_str())
@@ -714,6 +726,50 @@ impl Store for SqlStore {
         .execute(&self.writer)
         .await?;
         Ok(())
+    }
+
+    async fn facts(&self, cluster: &str) -> Result<Option<ClusterFacts>> {
+        Ok(sqlx::query_as("SELECT * FROM cluster_facts WHERE cluster_id = $1")
+            .bind(cluster)
+            .fetch_optional(&self.reader)
+            .await?)
+    }
+
+    async fn set_facts(&self, said: &ClusterFacts) -> Result<()> {
+        sqlx::query(
+            "INSERT INTO cluster_facts (cluster_id, epoch, facts, skew_ms, said_at) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (cluster_id) DO UPDATE SET epoch = excluded.epoch, facts = excluded.facts, skew_ms = excluded.skew_ms, said_at = excluded.said_at WHERE cluster_facts.epoch <= excluded.epoch",
+        )
+        .bind(&said.cluster_id)
+        .bind(said.epoch)
+        .bind(Json(&said.facts))
+        .bind(said.skew_ms)
+        .bind(said.said_at)
+        .execute(&self.writer)
+        .await?;
+        Ok(())
+    }
+
+    async fn agent_release(&self, cluster: &str) -> Result<Option<AgentRelease>> {
+        Ok(sqlx::query_as("SELECT * FROM agent_releases WHERE cluster_id = $1")
+            .bind(cluster)
+            .fetch_optional(&self.reader)
+            .await?)
+    }
+
+    async fn set_agent_release(&self, release: &AgentRelease, target: &Target, author: &Person) -> Result<()> {
+        let mut tx = self.begin().await?;
+        sqlx::query(
+            "INSERT INTO agent_releases (cluster_id, version, \"values\", released_at) VALUES ($1, $2, $3, $4) ON CONFLICT (cluster_id) DO UPDATE SET version = excluded.version, \"values\" = excluded.\"values\", released_at = excluded.released_at",
+        )
+        .bind(&release.cluster_id)
+        .bind(&release.version)
+        .bind(Json(&release.values))
+        .bind(release.released_at)
+        .execute(&mut *tx)
+        .await?;
+        let row = (OutboxKind::Agent, release.cluster_id.as_str());
+        insert_outbox(&mut tx, target, row, None, author, release.released_at).await?;
+        Ok(tx.commit().await?)
     }
 
     async fn clusters_in(&self, target: &Target) -> Result<Vec<Cluster>> {

@@ -2,7 +2,7 @@
 
 use super::{Notice, Result};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Pool, Transaction};
+use sqlx::{Connection as _, Pool, Transaction};
 use std::str::FromStr;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
@@ -50,6 +50,13 @@ async fn tell(_: &mut Transaction<'static, Db>, _: &Notice) -> Result<()> {
 /// Nobody else tells.
 async fn hear(_: &Pool<Db>, _: mpsc::Sender<Notice>) {
     std::future::pending::<()>().await;
+}
+
+pub(super) async fn copy(url: &str, to: &std::path::Path) -> Result<()> {
+    let options = SqliteConnectOptions::from_str(url)?.busy_timeout(Duration::from_secs(30));
+    let mut connection = sqlx::SqliteConnection::connect_with(&options).await?;
+    sqlx::query("VACUUM INTO ?").bind(to.to_string_lossy().as_ref()).execute(&mut connection).await?;
+    Ok(connection.close().await?)
 }
 
 pub(super) async fn open(url: &str) -> Result<sql::SqlStore> {
