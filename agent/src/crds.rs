@@ -5,7 +5,7 @@
 //! brought up to date leaves all others as they were. What may not enter: what happens to objects of a kind.
 
 use anyhow::{Context as _, bail, ensure};
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Client, Error, ResourceExt as _};
@@ -127,8 +127,17 @@ pub async fn apply(client: &Client, wanted: &[Value]) -> anyhow::Result<()> {
     }
     for (name, step, definition) in steps {
         if step == Step::Replace {
+            // Somebody may have made one meanwhile.
+            let existing = api.get(name).await.with_context(|| format!("reading CustomResourceDefinition {name}"))?;
+            let uid = existing.metadata.uid.clone();
+            let object = one_of(client, &serde_json::to_value(existing)?).await?;
+            if let Some(object) = object {
+                bail!(
+                    "CustomResourceDefinition {name}: {object} was made in a version that it does not have any more, right now: try again"
+                );
+            }
             info!(kind = name, "deleting a kind without objects, to make it again");
-            remove(&api, name).await?;
+            remove(&api, name, uid).await?;
         }
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let written = api.patch(name, &parameters, &Patch::Apply(definition)).await;
@@ -160,8 +169,9 @@ async fn one_of(client: &Client, definition: &Value) -> anyhow::Result<Option<St
     Ok(found.items.first().map(|one| format!("{kind} {}/{}", one.namespace().unwrap_or_default(), one.name_any())))
 }
 
-async fn remove(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<()> {
-    match api.delete(name, &DeleteParams::default()).await {
+async fn remove(api: &Api<DynamicObject>, name: &str, uid: Option<String>) -> anyhow::Result<()> {
+    let exactly = DeleteParams::default().preconditions(Preconditions { uid, ..Preconditions::default() });
+    match api.delete(name, &exactly).await {
         Err(Error::Api(status)) if status.code == 404 => {}
         answer => drop(answer.with_context(|| format!("deleting CustomResourceDefinition {name}"))?),
     }

@@ -4,6 +4,7 @@
 use crate::operator::covers;
 use crate::server::{Facts, Server};
 use crate::watch::Watch;
+use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::core::GroupVersionKind;
@@ -45,7 +46,13 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, timer: 
                 Some((known, _)) => known.kind.clone(),
                 None => kind(&client).await?.to_owned(),
             };
-            let found = Facts { version: env!("CARGO_PKG_VERSION").into(), kind, waits_for };
+            let cluster_uid = match &told {
+                Some((known, _)) => known.cluster_uid.clone(),
+                None => {
+                    Api::<Namespace>::all(client.clone()).get("kube-system").await?.metadata.uid.unwrap_or_default()
+                }
+            };
+            let found = Facts { version: env!("CARGO_PKG_VERSION").into(), kind, waits_for, cluster_uid };
             let is_news = |(known, at): &(Facts, Instant)| *known != found || at.elapsed() >= AGAIN;
             if told.as_ref().is_none_or(is_news) {
                 server.facts(&found).await?;

@@ -34,6 +34,8 @@ pub struct Facts {
     pub kind: String,
     /// Kinds that it could not list yet.
     pub waits_for: Vec<String>,
+    /// UID of the namespace kube-system.
+    pub cluster_uid: String,
 }
 
 /// What the server's answers said last.
@@ -157,9 +159,9 @@ impl Server {
     /// # Errors
     /// When the server cannot be reached or refuses.
     pub async fn facts(&self, facts: &Facts) -> anyhow::Result<()> {
-        let Facts { version, kind, waits_for } = facts;
+        let Facts { version, kind, waits_for, cluster_uid } = facts;
         let sent_at = clock::now().to_string();
-        let facts = json!({ "version": version, "kind": kind, "waitsFor": waits_for, "sentAt": sent_at });
+        let facts = json!({ "version": version, "kind": kind, "waitsFor": waits_for, "sentAt": sent_at, "clusterUid": cluster_uid });
         self.client().await?.execute(FACTS, json!({ "epoch": self.epoch, "facts": facts })).await?;
         Ok(())
     }

@@ -109,6 +109,14 @@ impl<T> Objects<T> {
         }
     }
 
+    fn named(&mut self, namespace: &str, name: &str) {
+        if let Some(within) = self.namespaces.get_mut(namespace)
+            && let Ok(at) = within.binary_search_by(|entry| (*entry.name).cmp(name))
+        {
+            within[at].seen = true;
+        }
+    }
+
     /// A list has ended: gives what it did not name, which is taken away.
     fn end(&mut self) -> Vec<(Key, T)> {
         let mut gone = Vec::new();
@@ -201,6 +209,11 @@ impl<T: Clone + PartialEq> Store<T> {
     /// A list begins.
     pub fn begin(&self) {
         self.write().objects.begin();
+    }
+
+    /// The list that is coming in names an object that cannot be read: what is known of it stays.
+    pub fn named(&self, namespace: &str, name: &str) {
+        self.write().objects.named(namespace, name);
     }
 
     /// The list is complete. Gives what it did not name: that is gone.
@@ -323,7 +336,8 @@ mod tests {
         store.begin();
         store.put(key("a", "two"), "z");
         store.put(key("b", "new"), "y");
-        store.put(key("a", "three"), "x");
+        store.named("a", "three");
+        store.named("a", "nobody");
         assert_eq!(store.complete(), [(key("a", "one"), "x"), (key("ab", "one"), "x")]);
         assert_eq!((store.len(), store.within("a")), (3, vec![("three".into(), "x"), ("two".into(), "z")]));
         assert!(store.is_lost("a", "one") && store.is_lost("ab", "one") && !store.is_lost("a", "two"));

@@ -152,7 +152,7 @@ impl Starter<'_> {
     fn follow<K, T>(
         &mut self,
         name: &'static str,
-        store: Store<T>,
+        store: Arc<Store<T>>,
         stream: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
         keep: impl Fn(K) -> Option<T> + Send + Sync + 'static,
         changed: impl Fn(&Key, Option<&T>, Option<&T>) -> Option<Changed> + Send + Sync + 'static,
@@ -161,7 +161,6 @@ impl Starter<'_> {
         K: Resource + Send + Sync + 'static,
         T: Clone + PartialEq + Send + Sync + 'static,
     {
-        let store = Arc::new(store);
         let done = Arc::new(AtomicBool::new(false));
         self.ready.push((name, Arc::clone(&done)));
         let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), Arc::clone(&store));
@@ -217,7 +216,7 @@ impl Starter<'_> {
         let stream = self.events(api, config(labels));
         let keep = move |object| Some(Written::keep(kind, &serde_json::to_value(object).unwrap_or_default()));
         let held = |written: &Written| Some(written.environment);
-        self.follow(kind, Store::with_losses(), stream, keep, in_application(held))
+        self.follow(kind, Arc::new(Store::with_losses()), stream, keep, in_application(held))
     }
 
     /// Follows a kind of Flux.
@@ -236,7 +235,7 @@ impl Starter<'_> {
         let stream = self.events(api, config(labels)).modify(trim);
         let packer = Packer::default();
         let keep = move |object| Some(kept::Flux::keep(&packer, &object));
-        self.follow(kind, Store::default(), stream, keep, move |key, _, _| Some(changed(key)))
+        self.follow(kind, Arc::default(), stream, keep, move |key, _, _| Some(changed(key)))
     }
 }
 
@@ -265,11 +264,16 @@ fn in_application<T>(
 
 /// Objects that cannot be read disturb nobody: what was known of one stays, and its reader is told in the
 /// log.
-fn decodable(event: watcher::Event<DeserializeGuard<StyrminDeployment>>) -> Option<watcher::Event<StyrminDeployment>> {
+fn decodable(
+    event: watcher::Event<DeserializeGuard<StyrminDeployment>>,
+    store: &Store<Deployment>,
+) -> Option<watcher::Event<StyrminDeployment>> {
     let read = |guard: DeserializeGuard<StyrminDeployment>| match guard.0 {
         Ok(object) => Some(object),
         Err(invalid) => {
             let (namespace, name) = (&invalid.metadata.namespace, &invalid.metadata.name);
+            // A list has named it: it is not gone.
+            store.named(namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default());
             warn!(
                 namespace,
                 name,
@@ -304,16 +308,18 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
     let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
 
     let api: Api<DeserializeGuard<StyrminDeployment>> = Api::all(client.clone());
+    let store = Arc::<Store<Deployment>>::default();
+    let known = Arc::clone(&store);
     let stream = starter
         .events(api, watcher::Config::default().page_size(PAGE))
-        .try_filter_map(|event| std::future::ready(Ok(decodable(event))))
+        .try_filter_map(move |event| std::future::ready(Ok(decodable(event, &known))))
         .modify(|object| {
             trim(object);
             object.annotations_mut().remove(LAST_APPLIED);
         });
     let keeper = Deployments::default();
     let keep = move |object| Some(keeper.keep(&object, is_leaving));
-    let deployments = starter.follow("StyrminDeployment", Store::default(), stream, keep, of_deployment);
+    let deployments = starter.follow("StyrminDeployment", store, stream, keep, of_deployment);
 
     let beside = |(namespace, name): &Key| Changed::Deployment(key(namespace, name));
     let releases = starter.flux("HelmRelease", &helm_release(), None, &ours, beside);
@@ -331,14 +337,14 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
         Some(Changed::Deployment(key(namespace, &format!("styrmin-{}", owner.as_str()))))
     };
     let secrets =
-        starter.follow("Secret", Store::default(), stream, |object| Some(kept::Secret::keep(&object)), of_secret);
+        starter.follow("Secret", Arc::default(), stream, |object| Some(kept::Secret::keep(&object)), of_secret);
     let policies = starter.written("NetworkPolicy", &network_policy(), &ours);
     let services = starter.written("Service", &service(), &ours);
     let api: Api<PartialObjectMeta<Job>> = Api::all(client.clone());
     let stream = starter.events(api, config(&format!("{ours},{HOOK_LABEL}")));
     let keep = |object| Some(ActionJob::keep(&object));
     let of_job = in_application(|job: &ActionJob| Some(job.environment));
-    let jobs = starter.follow("Job", Store::default(), stream, keep, of_job);
+    let jobs = starter.follow("Job", Arc::default(), stream, keep, of_job);
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
     let stream = starter.events(api, config(DEPLOYMENT_LABEL));
     // The namespace's labels name the environment too, and so where the object lies.
@@ -348,19 +354,19 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
         Some(Changed::Deployment(key(&format!("styrmin-env-{}", environment.as_str()), name)))
     };
     let keep = |object| Some(Application::keep(&object));
-    let namespaces = starter.follow("Namespace", Store::default(), stream, keep, of_namespace);
+    let namespaces = starter.follow("Namespace", Arc::default(), stream, keep, of_namespace);
     let api: Api<PartialObjectMeta<ControllerRevision>> = Api::all(client.clone());
     let stream = starter.events(api, config(&format!("{ours},{DEPLOYMENT_LABEL}")));
     let of_record = |(namespace, name): &Key, _: Option<&()>, now: Option<&()>| {
         let owner = name.get(..OBJECT_NAME).filter(|_| now.is_none())?;
         Some(Changed::Deployment(key(namespace, owner)))
     };
-    let records = starter.follow("ControllerRevision", Store::default(), stream, |_| Some(()), of_record);
+    let records = starter.follow("ControllerRevision", Arc::default(), stream, |_| Some(()), of_record);
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let stream = starter.events(api, config("styrmin.io/driver")).modify(trim);
     let drivers = starter.follow(
         "ConfigMap",
-        Store::default(),
+        Arc::default(),
         stream,
         |object| Some(Arc::new(object)),
         |_, _, _| Some(Changed::Everything),
@@ -372,7 +378,7 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
         let ours = pod.metadata.namespace.as_deref().is_some_and(|namespace| namespace.starts_with("styrmin-"));
         ours.then(|| kept::Pod::keep(&packer, &pod, &rows::pod(&pod)))
     };
-    let pods = starter.follow("Pod", Store::default(), stream, keep, |_, _, _| Some(Changed::Pods));
+    let pods = starter.follow("Pod", Arc::default(), stream, keep, |_, _, _| Some(Changed::Pods));
 
     Arc::new(Watch {
         deployments,

@@ -112,7 +112,7 @@ pub fn flux_root(repository: &Repository) -> [Value; 2] {
 }
 
 /// Has Flux accept only commits that are signed with one of `keys` (name in the Secret, public key).
-pub fn verify(root: &mut Vec<Value>, secret: &str, keys: Vec<(String, String)>) {
+pub fn verify(root: &mut Vec<Value>, namespace: &str, secret: &str, keys: Vec<(String, String)>) {
     for source in root.iter_mut().filter(|object| object["kind"] == "GitRepository") {
         source["spec"]["verify"] = json!({ "mode": "HEAD", "secretRef": { "name": secret } });
     }
@@ -120,7 +120,7 @@ pub fn verify(root: &mut Vec<Value>, secret: &str, keys: Vec<(String, String)>) 
     root.push(json!({
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": { "labels": { MANAGED_BY.0: MANAGED_BY.1 }, "name": secret, "namespace": FLUX_NAMESPACE },
+        "metadata": { "labels": { MANAGED_BY.0: MANAGED_BY.1 }, "name": secret, "namespace": namespace },
         // Public keys are no secret; Flux reads them from one.
         "stringData": data,
     }));
@@ -269,6 +269,26 @@ fn label_version(version: &semver::Version) -> String {
     text.chars().take(63).collect::<String>().trim_end_matches(['-', '_', '.']).to_owned()
 }
 
+/// The charts in the repository, as a source.
+fn charts(repository: &Repository, metadata: Value, secret: Option<&str>) -> Value {
+    let mut source = json!({
+        "apiVersion": "source.toolkit.fluxcd.io/v1",
+        "kind": "GitRepository",
+        "metadata": metadata,
+        "spec": {
+            "interval": "1m",
+            "ref": { "branch": repository.branch },
+            "sparseCheckout": [layout::below(&repository.prefix, "charts")],
+            "timeout": "60s",
+            "url": repository.url,
+        },
+    });
+    if let Some(secret) = secret {
+        source["spec"]["secretRef"] = json!({ "name": secret });
+    }
+    source
+}
+
 /// What Flux upgrades the agent with: its chart in the repository, and its release, which takes over the one that
 /// was installed by hand. Neither goes with its file: the agent would go too.
 #[must_use]
@@ -282,21 +302,7 @@ pub fn agent_release(repository: &Repository, chart: &str, values: &Map<String, 
             "namespace": layout::SYSTEM_NAMESPACE,
         })
     };
-    let mut source = json!({
-        "apiVersion": "source.toolkit.fluxcd.io/v1",
-        "kind": "GitRepository",
-        "metadata": metadata(CHART_SOURCE),
-        "spec": {
-            "interval": "1m",
-            "ref": { "branch": repository.branch },
-            "sparseCheckout": [layout::below(&repository.prefix, "charts")],
-            "timeout": "60s",
-            "url": repository.url,
-        },
-    });
-    if let Some(secret) = &repository.secret {
-        source["spec"]["secretRef"] = json!({ "name": secret });
-    }
+    let source = charts(repository, metadata(CHART_SOURCE), repository.secret.as_deref());
     let release = json!({
         "apiVersion": "helm.toolkit.fluxcd.io/v2",
         "kind": "HelmRelease",
@@ -345,23 +351,9 @@ pub fn chart_source(driver: &Driver, environment: &EnvironmentId, repository: &R
         })
     };
     if driver.chart_folder().is_some() {
-        let charts = layout::below(&repository.prefix, "charts");
-        let mut source = json!({
-            "apiVersion": "source.toolkit.fluxcd.io/v1",
-            "kind": "GitRepository",
-            "metadata": metadata(CHART_SOURCE),
-            "spec": {
-                "interval": "1m",
-                "ref": { "branch": repository.branch },
-                "sparseCheckout": [charts],
-                "timeout": "60s",
-                "url": repository.url,
-            },
-        });
-        if repository.secret.is_some() {
-            // The operator copies the credentials: no reference crosses a namespace.
-            source["spec"]["secretRef"] = json!({ "name": CHART_SOURCE });
-        }
+        // The operator copies the credentials: no reference crosses a namespace.
+        let secret = repository.secret.as_ref().map(|_| CHART_SOURCE);
+        let source = charts(repository, metadata(CHART_SOURCE), secret);
         let folder = layout::chart_folder(driver.name(), &driver.digest);
         let path = format!("./{}", layout::below(&repository.prefix, &folder));
         let mut chart = helm_chart(&path, "GitRepository", CHART_SOURCE);

@@ -49,6 +49,15 @@ pub async fn backup(settings: &Settings, to: &Path, clock: &dyn Clock) -> anyhow
     let to = std::path::absolute(to)?;
     let data = std::path::absolute(&settings.data)?;
     ensure!(fs::try_exists(&data).await?, "there is no data folder {} (--data)", data.display());
+    // It may lie in the data folder, but may not be a part of it that is copied, nor hold it.
+    let resolved = resolve(&to).await;
+    let own = fs::canonicalize(&data).await.with_context(|| data.display().to_string())?;
+    let inside = ["git", "mirrors"].iter().any(|part| resolved.starts_with(own.join(part)));
+    ensure!(
+        !own.starts_with(&resolved) && !inside,
+        "the folder {} is the server's own: choose another one",
+        to.display()
+    );
     if fs::try_exists(&to).await? && !fs::try_exists(to.join(MANIFEST)).await? {
         let mut entries = fs::read_dir(&to).await.with_context(|| format!("the folder {}", to.display()))?;
         if entries.next_entry().await?.is_some() {
@@ -57,7 +66,8 @@ pub async fn backup(settings: &Settings, to: &Path, clock: &dyn Clock) -> anyhow
     }
     let beside = |suffix: &str| -> anyhow::Result<PathBuf> {
         let name = to.file_name().context("the copy needs a folder with a name")?;
-        Ok(to.with_file_name(format!("{}.{suffix}", name.display())))
+        // Of nobody else's name, nor of another backup's.
+        Ok(to.with_file_name(format!(".{}.styrmin-backup-{}.{suffix}", name.display(), std::process::id())))
     };
     let (new, old) = (beside("new")?, beside("old")?);
     remove(&new).await?;
@@ -81,6 +91,18 @@ pub async fn backup(settings: &Settings, to: &Path, clock: &dyn Clock) -> anyhow
     }
     fs::rename(&new, &to).await.with_context(what)?;
     remove(&old).await
+}
+
+/// A path that need not exist, as it really is.
+async fn resolve(path: &Path) -> PathBuf {
+    let mut rest = Vec::new();
+    for known in path.ancestors() {
+        if let Ok(real) = fs::canonicalize(known).await {
+            return rest.into_iter().rev().fold(real, |path, name| path.join(name));
+        }
+        rest.extend(known.file_name());
+    }
+    path.to_owned()
 }
 
 async fn remove(folder: &Path) -> anyhow::Result<()> {

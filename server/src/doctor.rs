@@ -22,6 +22,8 @@ const SILENT: Duration = Duration::from_secs(60);
 const SKEW_MAX: Duration = Duration::from_secs(30);
 /// What an agent says of itself is as old as that at most, or nobody knows it any more.
 const FACTS_OLD: Duration = Duration::from_secs(1800);
+/// An agent says every five minutes that it waits.
+const WAITS_OLD: Duration = Duration::from_secs(600);
 /// Most objects of Flux that are looked at.
 const FLUX_MAX: i64 = 1000;
 
@@ -91,23 +93,18 @@ pub fn checks(facts: &Facts<'_>) -> Vec<Check> {
     let signatures = signatures(facts, heard);
     let signed = signatures.state != CheckState::Broken;
     let decryption = if heard { decryption(facts) } else { after("Flux decrypts secrets", &reporting) };
-    let synced = if fetches && signed { synced(facts) } else { after("Flux has the newest commit", &source) };
+    let synced = match (fetches, signed) {
+        (true, true) => synced(facts),
+        (true, false) => after("Flux has the newest commit", &signatures),
+        (false, _) => after("Flux has the newest commit", &source),
+    };
     vec![
         reached.clone(),
         if reached.state == CheckState::Ok { writable(facts) } else { after("repository can be written", &reached) },
         reporting.clone(),
-        match said {
-            Some(said) => version(said),
-            None => after("agent's version", &reporting),
-        },
-        match said {
-            Some(said) => kind(said),
-            None => after("kind StyrminDeployment", &reporting),
-        },
-        match said {
-            Some(said) => clock(said),
-            None => after("clocks", &reporting),
-        },
+        of_agent("agent's version", said, &reporting, version),
+        of_agent("kind StyrminDeployment", said, &reporting, kind),
+        of_agent("clocks", said, &reporting, clock),
         source,
         signatures,
         synced,
@@ -164,7 +161,8 @@ fn reachable(facts: &Facts<'_>) -> Check {
 /// What helps against an error of Git.
 fn remedy_of(error: &GitError) -> String {
     let words = error.to_string();
-    let refused = ["uthentication", "Permission denied", "403", "401"].iter().any(|word| words.contains(word));
+    let refused =
+        ["uthentication", "Permission denied", "error: 403", "error: 401"].iter().any(|word| words.contains(word));
     match refused {
         true => {
             "Give Styrmin credentials that may read and write: clusters update NAME --git-username … with STYRMIN_GIT_PASSWORD, or --git-ssh-key"
@@ -179,7 +177,8 @@ fn remedy_of(error: &GitError) -> String {
 fn writable(facts: &Facts<'_>) -> Check {
     const LINK: &str = "repository can be written";
     match &facts.probe.push {
-        Ok(()) => ok(LINK, "a push would be taken"),
+        // What protects the branch itself, a forge does not tell before a push.
+        Ok(()) => ok(LINK, "the account may push"),
         Err(error) => broken(
             LINK,
             error.to_string(),
@@ -190,7 +189,8 @@ fn writable(facts: &Facts<'_>) -> Check {
 
 fn reporting(facts: &Facts<'_>) -> Check {
     const LINK: &str = "agent reports";
-    let waits = facts.said.filter(|said| !said.facts.waits_for.is_empty());
+    let recent = |said: &&ClusterFacts| !is_older(facts.now, said.said_at, WAITS_OLD);
+    let waits = facts.said.filter(|said| !said.facts.waits_for.is_empty()).filter(recent);
     let waits = waits.filter(|said| facts.last.is_none_or(|last| last.reported_at < said.said_at));
     if let Some(said) = waits {
         return broken(
@@ -215,6 +215,24 @@ fn reporting(facts: &Facts<'_>) -> Check {
         );
     }
     ok(LINK, format!("{ago} s ago, by {}", last.identity))
+}
+
+/// What the agent says of itself; one of a version before this check says nothing.
+fn of_agent(
+    link: &'static str,
+    said: Option<&ClusterFacts>,
+    reporting: &Check,
+    judge: fn(&ClusterFacts) -> Check,
+) -> Check {
+    match said {
+        Some(said) => judge(said),
+        None if reporting.state == CheckState::Ok => warning(
+            link,
+            "the agent has not said it",
+            "Wait a minute after the agent's start; one of a version before this check never says it: upgrade it (clusters agent NAME)",
+        ),
+        None => after(link, reporting),
+    }
 }
 
 fn version(said: &ClusterFacts) -> Check {
@@ -249,7 +267,7 @@ fn kind(said: &ClusterFacts) -> Check {
 
 fn clock(said: &ClusterFacts) -> Check {
     const LINK: &str = "clocks";
-    let (size, which) = (said.skew_ms.unsigned_abs(), if said.skew_ms > 0 { "before" } else { "behind" });
+    let (size, which) = (said.skew_ms.unsigned_abs(), if said.skew_ms > 0 { "ahead of" } else { "behind" });
     if u128::from(size) <= SKEW_MAX.as_millis() {
         return ok(LINK, "they agree");
     }
@@ -305,7 +323,14 @@ fn source(facts: &Facts<'_>) -> Check {
             ),
         );
     }
-    ok(LINK, source.revision.clone().unwrap_or_else(|| "on its way".into()))
+    match &source.revision {
+        Some(revision) => ok(LINK, revision.clone()),
+        None => broken(
+            LINK,
+            "it has not fetched anything yet",
+            format!("Wait a minute; if it stays: kubectl -n {FLUX_NAMESPACE} get pods: is source-controller running?"),
+        ),
+    }
 }
 
 fn signatures(facts: &Facts<'_>, heard: bool) -> Check {
@@ -359,7 +384,7 @@ fn short(commit: &str) -> &str {
 
 fn applied(facts: &Facts<'_>, decryption: &Check) -> Check {
     const LINK: &str = "Flux applies the files";
-    let Some(_) = of_flux(facts, "Kustomization") else {
+    let Some(root) = of_flux(facts, "Kustomization") else {
         return broken(
             LINK,
             format!("there is no Kustomization {FLUX_NAMESPACE}/{FLUX_SOURCE}"),
@@ -377,7 +402,7 @@ fn applied(facts: &Facts<'_>, decryption: &Check) -> Check {
     if decryption.state == CheckState::Broken && !bad.is_empty() && bad.iter().all(|one| about_keys(&one)) {
         return after(LINK, decryption);
     }
-    let Some(first) = bad.first() else { return ok(LINK, "every Kustomization of Styrmin is ready") };
+    let Some(first) = bad.first() else { return up_to_date(facts, root) };
     let more = if bad.len() > 1 { format!(" (and {} more)", bad.len() - 1) } else { String::new() };
     if first.suspended {
         return broken(
@@ -396,12 +421,28 @@ fn applied(facts: &Facts<'_>, decryption: &Check) -> Check {
     )
 }
 
+/// Nothing says that it failed; whether it was done.
+fn up_to_date(facts: &Facts<'_>, root: &FluxStatus) -> Check {
+    const LINK: &str = "Flux applies the files";
+    let running = format!("kubectl -n {FLUX_NAMESPACE} get pods: is kustomize-controller running?");
+    let fetched = of_flux(facts, "GitRepository").and_then(|source| source.revision.as_deref()).map(commit_of);
+    match root.revision.as_deref().map(commit_of) {
+        None => broken(LINK, "it has not applied anything yet", format!("Wait a minute; if it stays: {running}")),
+        Some(applied) if fetched.is_some_and(|fetched| fetched != applied) => warning(
+            LINK,
+            format!("it has applied {}, and fetched {}", short(applied), fetched.map_or("nothing", short)),
+            format!("Wait a minute; if it stays: {running}"),
+        ),
+        Some(_) => ok(LINK, "every Kustomization of Styrmin is ready"),
+    }
+}
+
 fn decryption(facts: &Facts<'_>) -> Check {
     const LINK: &str = "Flux decrypts secrets";
     let wanted = &facts.cluster.age_recipients;
     let has = facts.decrypts.unwrap_or_default();
     let put = format!(
-        "Put the key into the cluster: kubectl -n {FLUX_NAMESPACE} create secret generic styrmin-age --from-file=age.agekey=FILE; or name another recipient with clusters update NAME --age-recipient"
+        "Put the key into the cluster: kubectl -n {FLUX_NAMESPACE} create secret generic styrmin-age --from-file=age.agekey=FILE --dry-run=client -o yaml | kubectl apply -f - (with the keys that it has, if others are still needed); or name another recipient with clusters update NAME --age-recipient"
     );
     if wanted.is_empty() {
         return warning(
@@ -445,6 +486,10 @@ pub struct Doctor {
 impl Doctor {
     async fn remote(&self, cluster: &Cluster) -> anyhow::Result<Remote> {
         let (access, ..) = self.changes.way_in(cluster)?;
+        let hosted = self.host.path(&cluster.id);
+        // One that is lost is not made anew by a look.
+        let is_there = cluster.git_url.is_some() || tokio::fs::try_exists(&hosted).await?;
+        anyhow::ensure!(is_there, "its folder {} is not there", hosted.display());
         self.host.remote(cluster, access).await
     }
 

@@ -5,6 +5,8 @@ use super::{CLUSTER, CreateArgs, found};
 use age::secrecy::ExposeSecret as _;
 use age::x25519::Identity;
 use anyhow::{Context as _, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -51,7 +53,8 @@ pub(crate) struct BootstrapArgs {
     /// Applies it, with the programs helm and kubectl.
     #[arg(long)]
     apply: bool,
-    /// Chart of the agent: a folder, a file, or a reference that helm knows.
+    /// Chart of the agent: a folder (helm/agent of the source), a package (./scripts/charts), or a reference to a
+    /// repository that helm knows.
     #[arg(long, default_value = "styrmin/styrmin-agent")]
     chart: String,
     /// Context of the kubeconfig (default: its current one).
@@ -88,31 +91,44 @@ pub(crate) async fn run(client: &Client, server: &str, arguments: BootstrapArgs)
 
     let address = arguments.server_for_cluster.as_deref().unwrap_or(server);
     let values = json!({ "server": { "address": address }, "flux": { "enabled": arguments.flux } });
-    let git = if cluster["gitUrl"].is_null() {
-        json!({ "username": "agent", "password": token })
-    } else {
-        Value::Object(flux_git)
+    let git = match cluster["gitUrl"].is_null() {
+        true => Some(json!({ "username": "agent", "password": token })),
+        // Nothing was said: what the folder has stays.
+        false => Some(Value::Object(flux_git)).filter(|data| data != &json!({})),
     };
     let key = identity.to_string();
     let secrets = [
         secret(SYSTEM_NAMESPACE, AGENT, json!({ "token": token })),
-        // Once where Flux follows the repository, once where it takes the agent's chart from it.
-        secret(SYSTEM_NAMESPACE, GIT_SECRET, git.clone()),
-        secret(FLUX_NAMESPACE, GIT_SECRET, git),
         secret(FLUX_NAMESPACE, AGE_SECRET, json!({ "age.agekey": key.expose_secret() })),
     ];
-    let manifest = cluster["fluxManifest"].as_str().unwrap_or_default();
-    let (values_file, objects_file) = (folder.join("values.yaml"), folder.join("cluster.yaml"));
-    replace(&values_file, &yaml::to_string(&values)?).await?;
-    replace(&objects_file, &format!("{}---\n{manifest}", objects::documents(&secrets)?)).await?;
-    let commands = commands(&arguments, &values_file, &objects_file);
+    let [values_file, secrets_file, git_file, flux_file] =
+        ["values.yaml", "secrets.yaml", "git.yaml", "flux.yaml"].map(|name| folder.join(name));
+    replace(&secrets_file, &objects::documents(&secrets)?).await?;
+    if let Some(git) = git {
+        // Once where Flux follows the repository, once where it takes the agent's chart from it.
+        let both = [SYSTEM_NAMESPACE, FLUX_NAMESPACE].map(|namespace| secret(namespace, GIT_SECRET, git.clone()));
+        replace(&git_file, &objects::documents(&both)?).await?;
+    }
+    // These are people's once they are there.
+    if !is_there(&values_file).await? {
+        replace(&values_file, &yaml::to_string(&values)?).await?;
+    }
+    if !is_there(&flux_file).await? {
+        replace(&flux_file, cluster["fluxManifest"].as_str().unwrap_or_default()).await?;
+    }
+    let mut files = vec![secrets_file];
+    if is_there(&git_file).await? {
+        files.push(git_file);
+    }
+    files.push(flux_file);
+    let commands = commands(&arguments, &values_file, &files);
     let mut applied = Vec::new();
     if arguments.apply {
         for command in &commands {
             applied.push(execute(command).await?);
         }
     }
-    let shown: Vec<String> = commands.iter().map(|command| command.join(" ")).collect();
+    let shown: Vec<String> = commands.iter().map(|command| shown(command)).collect();
     Ok(json!({
         "cluster": cluster["id"], "name": name, "folder": folder.display().to_string(), "ageRecipient": recipient,
         "applied": arguments.apply, "commands": shown,
@@ -121,8 +137,16 @@ pub(crate) async fn run(client: &Client, server: &str, arguments: BootstrapArgs)
     }))
 }
 
+async fn is_there(file: &Path) -> anyhow::Result<bool> {
+    fs::try_exists(file).await.with_context(|| format!("the file {}", file.display()))
+}
+
+/// A folder for secrets, which only its owner may open; one that is there stays as it is.
 async fn make_folder(folder: &Path) -> anyhow::Result<()> {
     let what = || format!("the folder {}", folder.display());
+    if is_there(folder).await? {
+        return Ok(());
+    }
     fs::create_dir_all(folder).await.with_context(what)?;
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).await.with_context(what)
@@ -209,22 +233,48 @@ async fn flux_git(arguments: &BootstrapArgs) -> anyhow::Result<Map<String, Value
         put("password", access.get("password").cloned());
         put("identity", access.get("sshKey").cloned());
     }
+    if data.contains_key("password") && !data.contains_key("username") {
+        // Any will do for a token, and Flux wants one.
+        data.insert("username".to_owned(), "git".into());
+    }
+    let mut put = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            data.insert(name.to_owned(), value);
+        }
+    };
     put("known_hosts", access.get("knownHosts").cloned());
     put("ca.crt", access.get("ca").cloned());
     Ok(data)
 }
 
+/// A Secret. Its data is encoded here: applied on the server, what `stringData` does not name any more would stay.
 fn secret(namespace: &str, name: &str, data: Value) -> Value {
-    json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": namespace, "name": name }, "stringData": data })
+    let mut encoded = data;
+    for text in encoded.as_object_mut().into_iter().flat_map(Map::values_mut) {
+        *text = STANDARD.encode(text.as_str().unwrap_or_default()).into();
+    }
+    json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": namespace, "name": name }, "data": encoded })
+}
+
+/// A command, to be copied into a shell.
+fn shown(command: &[String]) -> String {
+    let plain = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c));
+    let words = command.iter().map(|word| match plain(word) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// What brings it into the cluster: the agent first, since its chart may bring Flux, whose kinds come after.
-fn commands(arguments: &BootstrapArgs, values: &Path, objects: &Path) -> [Vec<String>; 2] {
-    let (values, objects) = (values.display().to_string(), objects.display().to_string());
+fn commands(arguments: &BootstrapArgs, values: &Path, files: &[PathBuf]) -> [Vec<String>; 2] {
+    let values = values.display().to_string();
     let mut helm: Vec<String> = ["helm", "upgrade", "--install", AGENT, &arguments.chart].map(str::to_owned).into();
     helm.extend(["--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--values", &values].map(str::to_owned));
-    let mut kubectl: Vec<String> =
-        ["kubectl", "apply", "--server-side", "--force-conflicts", "--filename", &objects].map(str::to_owned).into();
+    let mut kubectl: Vec<String> = ["kubectl", "apply", "--server-side", "--force-conflicts"].map(str::to_owned).into();
+    for file in files {
+        kubectl.extend(["--filename".to_owned(), file.display().to_string()]);
+    }
     if let Some(context) = &arguments.context {
         helm.extend(["--kube-context".to_owned(), context.clone()]);
         kubectl.extend(["--context".to_owned(), context.clone()]);
@@ -234,7 +284,7 @@ fn commands(arguments: &BootstrapArgs, values: &Path, objects: &Path) -> [Vec<St
 
 async fn execute(command: &[String]) -> anyhow::Result<()> {
     let [program, arguments @ ..] = command else { return Ok(()) };
-    let what = || command.join(" ");
+    let what = || shown(command);
     let child = Command::new(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     let output = tokio::time::timeout(LIMIT, child)
         .await
@@ -250,10 +300,12 @@ async fn write(file: &Path, text: &str) -> anyhow::Result<()> {
     fill(file, opened, text).await
 }
 
-/// Writes a file that only its owner reads.
+/// Writes a file that only its owner reads, as a whole or not at all.
 async fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
-    let opened = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(file).await;
-    fill(file, opened, text.trim_end()).await
+    let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
+    let opened = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary).await;
+    fill(&temporary, opened, text.trim_end()).await?;
+    fs::rename(&temporary, file).await.with_context(|| format!("the file {}", file.display()))
 }
 
 async fn fill(file: &Path, opened: std::io::Result<fs::File>, text: &str) -> anyhow::Result<()> {

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use styrmin_renderer::{objects, spec};
 use styrmin_tests::plane::{Options, Plane, Port, Program, Recipe, is_ready};
-use styrmin_tests::server::{drivers, program};
+use styrmin_tests::server::{drivers, program, text_files};
 use styrmin_tests::tools::{run, tool};
 use styrmin_tests::world::{LIMIT, documents};
 use styrmin_tests::{charts, eventually, http};
@@ -429,9 +429,14 @@ async fn the_first_chapter_leads_to_a_deployment_that_runs() {
     }
     // The same once more is the same.
     let again = commands().into_iter().find(|line| line.starts_with("styrminctl clusters bootstrap")).unwrap();
-    let before = std::fs::read_to_string(work.path().join("prod/cluster.yaml")).unwrap();
+    let before = text_files(&work.path().join("prod"));
     shell.run(&again).await;
-    assert_eq!(std::fs::read_to_string(work.path().join("prod/cluster.yaml")).unwrap(), before);
+    assert_eq!(text_files(&work.path().join("prod")), before);
+    use std::os::unix::fs::PermissionsExt as _;
+    for name in before.keys() {
+        let mode = std::fs::metadata(work.path().join("prod").join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{name} is its owner's alone");
+    }
     // With the folder lost, only another token helps.
     std::fs::rename(work.path().join("prod/agent-token"), work.path().join("lost")).unwrap();
     let said = shell.run(&format!("! {again}")).await;
@@ -442,9 +447,25 @@ async fn the_first_chapter_leads_to_a_deployment_that_runs() {
     // The mounted Secret follows, and the agent reads it again.
     std::fs::write(work.path().join("token/token"), &new).unwrap();
     shell.run("styrminctl clusters doctor prod --wait 120").await;
+    // An upgrade over the kind of the build before: the Job's own command brings it up to date, and objects stay.
+    let older = std::fs::read_to_string(root().join("tests/fixtures/crd-before.yaml")).unwrap();
+    plane.apply(&documents(&older)[0]).await;
+    let crd = ["apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "styrmindeployments.styrmin.io"];
+    let applied = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/appliedDigest";
+    assert_eq!(plane.get(&crd).await.unwrap().pointer(applied), None, "it is older");
+    shell.run("helm upgrade styrmin-agent helm/agent --namespace styrmin-system --values prod/values.yaml").await;
+    let none = tempfile::tempdir().unwrap();
+    let (fine, said) = apply_crds(&plane, none.path()).await;
+    assert!(fine, "{said}");
+    assert!(plane.get(&crd).await.unwrap().pointer(applied).is_some());
+    assert!(shell.run("kubectl get styrmindeployments --all-namespaces").await.contains("Running"));
+
     // From here on the agent is upgraded through the repository: Flux takes over the release that helm made.
     let said = shell.run("! styrminctl clusters agent prod").await;
     assert!(said.contains("values: are not known"), "{said}");
+    shell.run("echo '{server: {address: \"http://s\"}, flux: {enabled: true}}' > with-flux.yaml").await;
+    let said = shell.run("! styrminctl clusters agent prod --values with-flux.yaml").await;
+    assert!(said.contains("values.flux.crds: has to be false"), "{said}");
     shell.run("styrminctl clusters agent prod --values prod/values.yaml").await;
     let release = ["helm.toolkit.fluxcd.io/v2", "HelmRelease", "styrmin-system", "styrmin-agent"];
     plane.until(&release, LIMIT, is_ready).await;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use styrmin_renderer::config::Object;
 use styrmin_renderer::spec::{DriverRef, Lifecycle as SpecLifecycle, StyrminDeploymentSpec};
 use styrmin_server::store::{
-    self, Batch, BatchRows, BatchState, Change, Cluster, Confirmations, DeliveryRules, Deployment, DeploymentOutcome,
-    DeploymentState, DriverVersion, EditKind, EditPolicy, EditScope, EditState, Environment, FanOut, FanOutLevel,
-    FanOutState, GitEdit, Instance, InstanceOutcome, InstanceState, ItemState, LastReport, Lead, Lifecycle, MergedItem,
-    Observation, OutboxKind, Person, Proposal, ProposalEnd, ProposalItem, ProposalScope, ProposalState, ProposedChange,
-    ProposedEdit, Pushed, Report, Rest, Sealed, Secret, Snapshot, Sources, StatusRow, StatusScope, Step, StepState,
-    Store, StoreError, Target, Task, TaskScope, TaskState, TimelineKind, Token, TokenKind, Untouched,
+    self, AgentFacts, AgentRelease, Batch, BatchRows, BatchState, Change, Cluster, ClusterFacts, Confirmations,
+    DeliveryRules, Deployment, DeploymentOutcome, DeploymentState, DriverVersion, EditKind, EditPolicy, EditScope,
+    EditState, Environment, FanOut, FanOutLevel, FanOutState, GitEdit, Instance, InstanceOutcome, InstanceState,
+    ItemState, LastReport, Lead, Lifecycle, MergedItem, Observation, OutboxKind, Person, Proposal, ProposalEnd,
+    ProposalItem, ProposalScope, ProposalState, ProposedChange, ProposedEdit, Pushed, Report, Rest, Sealed, Secret,
+    Snapshot, Sources, StatusRow, StatusScope, Step, StepState, Store, StoreError, Target, Task, TaskScope, TaskState,
+    TimelineKind, Token, TokenKind, Untouched,
 };
 use styrmin_tests::postgres::Postgres;
 
@@ -212,6 +213,7 @@ async fn suite(store: Shared, shared: bool) {
     drivers(&store).await;
     edits(&store).await;
     reviews(&store).await;
+    agents(&store).await;
     leads(&store, shared).await;
 }
 
@@ -226,6 +228,51 @@ async fn tokens(store: &Shared) {
     let revoked = Token { revoked_at: Some(9), ..token("revoked", TokenKind::Administrator) };
     store.insert_token(&revoked).await.unwrap();
     assert_eq!(store.token("hash-revoked").await.unwrap(), None);
+}
+
+async fn agents(store: &Shared) {
+    // Another token takes the place of all that the cluster's agent had, and of no other's.
+    let of = |id: &str, cluster: &str, at| Token {
+        cluster_id: Some(cluster.into()),
+        created_at: at,
+        ..token(id, TokenKind::Agent)
+    };
+    store.insert_token(&of("old", "cluster", 1)).await.unwrap();
+    store.insert_token(&of("others", "second", 1)).await.unwrap();
+    store.replace_agent_token(&of("new", "cluster", 5)).await.unwrap();
+    assert_eq!(store.token("hash-old").await.unwrap(), None);
+    assert!(store.token("hash-new").await.unwrap().is_some() && store.token("hash-others").await.unwrap().is_some());
+    // Nothing is revoked when the new one cannot be stored.
+    assert!(matches!(store.replace_agent_token(&of("others", "cluster", 6)).await, Err(StoreError::Exists)));
+    assert!(store.token("hash-new").await.unwrap().is_some());
+
+    // What an agent says of itself counts unless one of a later epoch has spoken.
+    let facts = |epoch, version: &str| ClusterFacts {
+        cluster_id: "cluster".into(),
+        epoch,
+        facts: AgentFacts { version: version.into(), kind: "CURRENT".into(), waits_for: vec!["X".into()] },
+        skew_ms: -3,
+        said_at: 7,
+    };
+    assert_eq!(store.facts("cluster").await.unwrap(), None);
+    for (epoch, version) in [(2, "b"), (1, "a"), (2, "c")] {
+        store.set_facts(&facts(epoch, version)).await.unwrap();
+    }
+    assert_eq!(store.facts("cluster").await.unwrap(), Some(facts(2, "c")));
+
+    let release = |version: &str, replicas: i64| AgentRelease {
+        cluster_id: "cluster".into(),
+        version: version.into(),
+        values: object(json!({ "replicas": replicas })),
+        released_at: 8,
+    };
+    assert_eq!(store.agent_release("cluster").await.unwrap(), None);
+    let before = store.outbox_size().await.unwrap();
+    for number in [1, 2] {
+        store.set_agent_release(&release("1", number), &target(), &ann()).await.unwrap();
+    }
+    assert_eq!(store.agent_release("cluster").await.unwrap(), Some(release("1", 2)));
+    assert_eq!(store.outbox_size().await.unwrap(), before + 2);
 }
 
 async fn clusters_and_environments(store: &Shared) {

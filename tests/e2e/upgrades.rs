@@ -31,13 +31,15 @@ const ROWS: [&str; 8] = [
     "INSERT INTO reports (cluster_id, cluster_uid, identity, epoch, sequence, reported_at) VALUES ('clusterclust', 'uid', 'agent-1', 5, 9, 3);
      INSERT INTO statuses (cluster_id, snapshot, kind, namespace, name, deployment_id, uid, deleting, digest, content, updated_at) VALUES ('clusterclust', 'pods', 'Pod', 'n', 'p', 'deploymentaa', '', FALSE, 'd', '{}', 3);
      INSERT INTO revisions (repository, branch, revision, created_at) VALUES ('hosted/clusterclust', 'main', 'abc', 3);",
-    "UPDATE instances SET sources = '{\"config\": {}, \"parameters\": {}, \"driverPin\": null, \"secrets\": {}}' WHERE FALSE;",
+    "INSERT INTO instances (id, deployment_id, sequence, workflow, spec, origins, state, task_id, author_name, author_email, created_at, sources)
+        SELECT 'i0', deployment_id, 0, workflow, spec, origins, 'retired', task_id, author_name, author_email, created_at, '{\"config\": {\"env_vars\": {\"OLD\": \"1\"}}, \"parameters\": {}, \"secrets\": {}}' FROM instances WHERE id = 'i1';",
     "INSERT INTO fan_outs (id, level, subject_id, cluster_id, state, untouched, author_name, author_email, created_at, ended_at) VALUES ('f1', 'cluster', 'clusterclust', 'clusterclust', 'finished', '{\"unchanged\": [\"deploymentaa\"], \"skipped\": [], \"failed\": []}', 'Ann', 'ann@example.com', 4, 5);",
     "INSERT INTO observations (id, deployment_id, at, kind, title) VALUES ('o1', 'deploymentaa', 5, 'phase', 'Ready');",
     "INSERT INTO edits (id, cluster_id, deployment_id, path, kind, state, commit_id, author_name, author_email, reading, created_at) VALUES ('e1', 'clusterclust', 'deploymentaa', 'x', 'changed', 'held', 'def', 'Pat', 'pat@example.com', 'abc..def', 6);
      UPDATE clusters SET edit_policy = 'hold';",
     "INSERT INTO proposals (id, cluster_id, repository, branch, head_branch, title, patches, delivery, state, comment_id, told, version, author_name, author_email, created_at) VALUES ('b1', 'clusterclust', 'hosted/clusterclust', 'main', 'styrmin/p1', 'Change it', '[]', '{}', 'open', 0, FALSE, 1, 'Ann', 'ann@example.com', 7);",
-    "INSERT INTO cluster_facts (cluster_id, epoch, facts, skew_ms, said_at) VALUES ('clusterclust', 5, '{\"version\": \"0.1.0\", \"kind\": \"CURRENT\", \"waitsFor\": []}', 12, 8);",
+    "INSERT INTO cluster_facts (cluster_id, epoch, facts, skew_ms, said_at) VALUES ('clusterclust', 5, '{\"version\": \"0.1.0\", \"kind\": \"CURRENT\", \"waitsFor\": []}', 12, 8);
+     INSERT INTO agent_releases (cluster_id, version, \"values\", released_at) VALUES ('clusterclust', '0.1.0', '{\"replicas\": 2}', 9);",
 ];
 
 /// The migrations up to a schema, as a server of that time had them.
@@ -98,6 +100,10 @@ async fn is_whole(store: &dyn Store, schema: usize) {
     assert_eq!(store.edit("e1").await.unwrap().is_some(), schema >= 6);
     let proposals = store.proposals(ProposalScope::Cluster("clusterclust"), false, None, 10).await.unwrap();
     assert_eq!(proposals.len(), usize::from(schema >= 7));
+    let older = store.instance("i0").await.unwrap();
+    assert_eq!(older.is_some_and(|older| older.sources.is_some()), schema >= 3);
+    let release = store.agent_release("clusterclust").await.unwrap();
+    assert_eq!(release.map(|release| json!(release.values)), (schema >= 8).then(|| json!({ "replicas": 2 })));
     let facts = store.facts("clusterclust").await.unwrap().map(|said| said.facts);
     let current = AgentFacts { version: "0.1.0".into(), kind: "CURRENT".into(), waits_for: Vec::new() };
     assert_eq!(facts, (schema >= 8).then_some(current));
@@ -295,7 +301,14 @@ async fn a_copy_made_while_the_server_runs_is_a_server_again() {
         .unwrap()
         .map(|one| one.unwrap().file_name().into_string().unwrap())
         .collect();
-    assert!(!names.iter().any(|name| name.ends_with(".new") || name.ends_with(".old")), "{names:?}");
+    assert!(!names.iter().any(|name| name.contains("styrmin-backup")), "{names:?}");
+    // Nor is the server's own folder an earlier copy, even when it began as one.
+    let data = server.folder.path().join("data");
+    std::fs::write(data.join("backup.json"), "{}").unwrap();
+    for own in [data.clone(), data.join("git/x"), server.folder.path().to_owned()] {
+        let (fine, said) = backup(&own, None).await;
+        assert!(!fine && said.contains("is the server's own"), "{said}");
+    }
 
     // What is something else stays.
     let other = server.folder.path().join("other");

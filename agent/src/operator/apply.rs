@@ -29,10 +29,15 @@ pub(super) async fn carry_out(
     context: &Arc<Context>,
 ) -> Result<()> {
     let status = &decision.status;
+    // The status is written to the object that was observed: with our finalizer it has another version.
+    let mut version = object.resource_version();
     for action in &decision.before {
-        act(action, object, status, gathered, context).await?;
+        match action {
+            Action::AddFinalizer => version = finalizer(object, context, true).await?,
+            action => act(action, object, status, gathered, context).await?,
+        }
     }
-    write_status(object, status, context).await?;
+    write_status(object, version, status, context).await?;
     for action in &decision.after {
         act(action, object, status, gathered, context).await?;
     }
@@ -63,8 +68,8 @@ async fn act(
             Ok(())
         }
         Action::RecordApplied => record_applied(object, status, gathered, context).await,
-        Action::AddFinalizer => finalizer(object, context, true).await,
-        Action::RemoveFinalizer => finalizer(object, context, false).await,
+        Action::AddFinalizer => finalizer(object, context, true).await.map(drop),
+        Action::RemoveFinalizer => finalizer(object, context, false).await.map(drop),
         Action::ReapplyFolder => {
             let namespace = object.namespace().unwrap_or_default();
             match flux::applied_by(&context.watch, &namespace, &object.name_any()) {
@@ -111,10 +116,21 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     let written = serde_json::to_value(written).unwrap_or_default();
     if is_ours && network::shape(kind, &written) != network::shape(kind, wanted) {
         // Ports and selectors of other field managers stay when ours are applied, and would be used.
-        let parts = wanted["spec"].as_object().into_iter().flatten();
-        let patch: Vec<Value> = parts
-            .map(|(part, value)| json!({ "op": "add", "path": format!("/spec/{part}"), "value": value }))
-            .collect();
+        let patch: Vec<Value> = if kind == "NetworkPolicy" {
+            vec![json!({ "op": "add", "path": "/spec", "value": wanted["spec"] })]
+        } else {
+            let parts = ["externalName", "ports", "selector", "type"].into_iter();
+            parts
+                .filter_map(|part| {
+                    let path = format!("/spec/{part}");
+                    match (&wanted["spec"][part], &written["spec"][part]) {
+                        (Value::Null, Value::Null) => None,
+                        (Value::Null, _) => Some(json!({ "op": "remove", "path": path })),
+                        (value, _) => Some(json!({ "op": "add", "path": path, "value": value })),
+                    }
+                })
+                .collect()
+        };
         let patch = serde_json::from_value(patch.into()).map(Patch::<()>::Json);
         let patch = patch.map_err(|error| what()(Error::SerdeError(error)))?;
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
@@ -143,16 +159,18 @@ async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {
     }
 }
 
-async fn finalizer(object: &StyrminDeployment, context: &Context, hold: bool) -> Result<()> {
+/// Holds an object, or lets it go; gives its version then.
+async fn finalizer(object: &StyrminDeployment, context: &Context, hold: bool) -> Result<Option<String>> {
     let held = object.finalizers().iter().any(|name| name == FINALIZER);
     if held == hold {
-        return Ok(());
+        return Ok(object.resource_version());
     }
     let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
     let api: Api<StyrminDeployment> = Api::namespaced(context.client.clone(), &namespace);
     let answer = if hold {
         let patch = json!({ "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment",
-            "metadata": { "name": name, "uid": object.uid(), "finalizers": [FINALIZER] } });
+            "metadata": { "name": name, "uid": object.uid(), "resourceVersion": object.resource_version(),
+                "finalizers": [FINALIZER] } });
         api.patch(&name, &PatchParams::apply(FINALIZER_MANAGER).force(), &Patch::Apply(&patch)).await
     } else {
         // Not by server-side apply: after a restore another manager may own it as well.
@@ -161,12 +179,20 @@ async fn finalizer(object: &StyrminDeployment, context: &Context, hold: bool) ->
         api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await
     };
     match answer {
-        Err(Error::Api(status)) if status.code == 404 && !hold => Ok(()),
-        answer => answer.map(drop).map_err(OperatorError::of(format!("changing the finalizer of {namespace}/{name}"))),
+        Err(Error::Api(status)) if status.code == 404 && !hold => Ok(None),
+        answer => {
+            let held = answer.map_err(OperatorError::of(format!("changing the finalizer of {namespace}/{name}")))?;
+            Ok(held.resource_version())
+        }
     }
 }
 
-async fn write_status(object: &StyrminDeployment, status: &StyrminDeploymentStatus, context: &Context) -> Result<()> {
+async fn write_status(
+    object: &StyrminDeployment,
+    version: Option<String>,
+    status: &StyrminDeploymentStatus,
+    context: &Context,
+) -> Result<()> {
     let mut known = object.status.clone().unwrap_or_default();
     // A generation that changed nothing else is not worth a write of its own while an object goes.
     if object.metadata.deletion_timestamp.is_some() {
@@ -182,7 +208,7 @@ async fn write_status(object: &StyrminDeployment, status: &StyrminDeploymentStat
     let patch = json!({
         "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment",
         // Of the object that was observed, and of no later one.
-        "metadata": { "name": name, "uid": object.uid(), "resourceVersion": object.resource_version() },
+        "metadata": { "name": name, "uid": object.uid(), "resourceVersion": version },
         "status": value,
     });
     let answer = api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await;

@@ -182,7 +182,9 @@ impl<'a> Observed<'a> {
             DriverSeen::Here(driver) => &driver.digest,
             _ => &self.object.spec.driver.digest,
         };
-        Base { revision: self.revision, driver }
+        // Two rollouts from something unknown are two, when something was applied between them.
+        let unknown = self.object.status.as_ref().and_then(|status| status.applied_digest.as_deref());
+        Base { revision: self.revision.or(unknown), driver }
     }
 
     /// The way to what the spec says.

@@ -23,7 +23,7 @@ const CONTROLLER: &str = "styrmin-operator";
 const SAME: Duration = Duration::from_secs(360);
 /// Most bytes of an event's action; the API server takes 128.
 const ACTION_MAX: usize = 120;
-/// Most characters of its note; the API server takes 1 kB.
+/// Most bytes of its note; the API server takes 1 KiB.
 const NOTE_MAX: usize = 1000;
 
 /// Writes events.
@@ -62,7 +62,7 @@ impl Events {
             event_time: Some(now),
             type_: Some(if note.warning { "Warning" } else { "Normal" }.into()),
             reason: Some(note.reason.clone()),
-            note: Some(note.message.chars().take(NOTE_MAX).collect()),
+            note: Some(note.message[..note.message.floor_char_boundary(NOTE_MAX)].to_owned()),
             action: Some(note.message[..note.message.floor_char_boundary(ACTION_MAX)].to_owned()),
             regarding: Some(object.object_ref(&())),
             reporting_controller: Some(CONTROLLER.into()),

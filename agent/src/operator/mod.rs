@@ -28,6 +28,7 @@ use crate::watch::{Changed, Watch};
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Client;
+use queue::{Queue, Turn};
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -117,9 +118,6 @@ pub enum OperatorError {
     /// A request did not return.
     #[error("the API server did not answer within {} s", PASS_LIMIT.as_secs())]
     Slow,
-    /// A defect of ours.
-    #[error("the agent came upon a defect of its own; its log says where")]
-    Panic,
 }
 
 impl OperatorError {
@@ -157,7 +155,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         timer: settings.timer(),
         retry_delay: Duration::from_secs(settings.retry_delay.into()),
     });
-    let mut queue = queue::Queue::default();
+    let mut queue = Queue::default();
     let mut triggers = std::pin::pin!(triggers(watch));
     let mut passes = JoinSet::new();
     loop {
@@ -168,7 +166,9 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             metrics::waited(now.duration_since(since));
             let context = Arc::clone(&context);
             passes.spawn(async move {
-                let next = look(&key, context).await;
+                let retry = context.retry_delay;
+                // A defect of ours with one object: the others go on, and it is tried again.
+                let next = AssertUnwindSafe(look(&key, context)).catch_unwind().await.unwrap_or(Some(retry));
                 (key, next)
             });
         }
@@ -177,31 +177,33 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         tokio::select! {
             () = stop.cancelled() => break,
             trigger = triggers.next() => match trigger {
-                Some(key) => queue.add(key, Instant::now()),
+                Some((key, turn)) => queue.add(key, turn, Instant::now()),
                 None => break,
             },
             Some(done) = passes.join_next() => if let Ok((key, next)) = done {
-                queue.ended(&key, next.map(|next| Instant::now() + next));
+                queue.ended(&key, next, Instant::now());
             },
             () = tokio::time::sleep_until(due.unwrap_or(now)), if due.is_some() => {}
         }
     }
-    // What was begun ends; each pass has its limit.
-    while passes.join_next().await.is_some() {}
+    // Passes that run are cut off, as they may be at any moment.
 }
 
 /// Which deployments have to be looked at: all of them first, then what changes.
-fn triggers(watch: Arc<Watch>) -> impl Stream<Item = Key> + Send + 'static {
+fn triggers(watch: Arc<Watch>) -> impl Stream<Item = (Key, Turn)> + Send + 'static {
     let changes = watch.changes();
-    let first = futures::stream::iter(watch.deployments.keys());
-    let batches = futures::stream::unfold((changes, watch), |(mut changes, watch)| async move {
+    let all = |watch: &Watch| -> Vec<(Key, Turn)> {
+        watch.deployments.keys().into_iter().map(|key| (key, Turn::Other)).collect()
+    };
+    let first = futures::stream::iter(all(&watch));
+    let batches = futures::stream::unfold((changes, watch), move |(mut changes, watch)| async move {
         let filter = |meant: &dyn Fn(&kept::Deployment) -> bool| {
             let found = watch.deployments.filter(meant);
-            found.into_iter().map(|(key, _)| key).collect()
+            found.into_iter().map(|(key, _)| (key, Turn::Other)).collect()
         };
         let batch = match changes.recv().await {
-            Ok(Changed::Deployment(one)) => vec![one],
-            Ok(Changed::Everything) | Err(RecvError::Lagged(_)) => watch.deployments.keys(),
+            Ok(Changed::Deployment(one)) => vec![(one, Turn::First)],
+            Ok(Changed::Everything) | Err(RecvError::Lagged(_)) => all(&watch),
             // What is going depends on the inventories of Kustomizations, what waits perhaps on the source.
             Ok(Changed::Flux) => filter(&|kept| kept.going || kept.phase == decide::phase::PREREQUISITES),
             // One that comes to its own network later sees then what there is.
@@ -209,8 +211,8 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = Key> + Send + 'static {
                 let comes_to_it = ["", decide::phase::PREREQUISITES, decide::phase::RELEASE];
                 let others = watch.deployments.within(&one.0).into_iter();
                 let others = others.filter(|(name, kept)| *name != one.1 && !comes_to_it.contains(&kept.phase));
-                let mut batch: Vec<Key> = others.map(|(name, _)| (one.0.clone(), name)).collect();
-                batch.push(one);
+                let mut batch: Vec<_> = others.map(|(name, _)| ((one.0.clone(), name), Turn::Other)).collect();
+                batch.push((one, Turn::First));
                 batch
             }
             Ok(Changed::Pods) => Vec::new(),
@@ -226,13 +228,8 @@ async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
     let (namespace, name) = (&*key.0, &*key.1);
     let object = context.watch.deployments.get(namespace, name)?.object()?;
     let began = Instant::now();
-    let pass = AssertUnwindSafe(pass(object, Arc::clone(&context))).catch_unwind();
-    let result = match tokio::time::timeout(PASS_LIMIT, pass).await {
-        Ok(Ok(result)) => result,
-        // Of this object; the others go on.
-        Ok(Err(_)) => Err(OperatorError::Panic),
-        Err(_) => Err(OperatorError::Slow),
-    };
+    let pass = tokio::time::timeout(PASS_LIMIT, pass(object, Arc::clone(&context)));
+    let result = pass.await.unwrap_or(Err(OperatorError::Slow));
     let (outcome, next) = match result {
         Ok(next) => ("done", next),
         Err(error) if error.is_stale() => ("conflict", STALE),

@@ -61,7 +61,7 @@ pub(super) fn decide(
         return Decision { status, notes, again: AT_ONCE, ..Decision::default() };
     }
     let forced = means_this(&latched.force_delete);
-    let Some(plan) = plan_of(observed, forced) else {
+    let Some(plan) = plan_of(observed, &status, forced) else {
         let message = format!(
             "{}; its actions come before a teardown (the annotation {} skips them)",
             driver_missing(observed),
@@ -188,7 +188,7 @@ fn not_confirmed(mut status: StyrminDeploymentStatus, generation: Option<i64>, n
 
 /// The plan of the end; `None` while the driver, which knows the actions, is not there. What was never
 /// applied with success has nothing that an action could save.
-fn plan_of(observed: &Observed<'_>, forced: bool) -> Option<Plan> {
+fn plan_of(observed: &Observed<'_>, status: &StyrminDeploymentStatus, forced: bool) -> Option<Plan> {
     let only = || Plan {
         workflow: Workflow::Delete,
         steps: vec![PlanStep { name: plan::TEARDOWN.into(), kind: StepKind::Teardown }],
@@ -196,6 +196,8 @@ fn plan_of(observed: &Observed<'_>, forced: bool) -> Option<Plan> {
     let was_applied = observed.object.status.as_ref().is_some_and(|status| status.applied_digest.is_some());
     match observed.driver {
         _ if observed.applied.is_none() && !was_applied => Some(only()),
+        // What is left to do needs no driver any more.
+        _ if !before_removal(status) => Some(only()),
         DriverSeen::Here(driver) => Some(plan::plan(observed.applied, None, &driver.file.spec.actions)),
         _ => forced.then(only),
     }

@@ -921,6 +921,8 @@ struct FactsInput {
     waits_for: Vec<String>,
     /// Its time (RFC 3339).
     sent_at: String,
+    /// UID of the cluster's kube-system namespace.
+    cluster_uid: String,
 }
 
 /// A new token.
@@ -1293,9 +1295,9 @@ impl Mutation {
     /// For agents: what the agent is, and what no snapshot shows. `sentAt` is its clock.
     async fn report_facts(&self, ctx: &Context<'_>, epoch: i64, facts: FactsInput) -> Result<bool> {
         let cluster = agent_cluster(ctx)?;
-        let FactsInput { version, kind, waits_for, sent_at } = facts;
+        let FactsInput { version, kind, waits_for, sent_at, cluster_uid } = facts;
         let facts = AgentFacts { version, kind, waits_for };
-        api(ctx)?.reports.facts(cluster, epoch, facts, &sent_at).await.map_err(not_accepted)?;
+        api(ctx)?.reports.facts(cluster, (epoch, &cluster_uid), facts, &sent_at).await.map_err(not_accepted)?;
         Ok(true)
     }
 

@@ -278,6 +278,8 @@ impl Changes {
         let cluster = self.cluster(id).await?;
         let object = format!("agent of cluster \"{}\"", cluster.name);
         let known = self.store.agent_release(&cluster.id).await?;
+        let has_flux = |values: &config::Object| values.get("flux").is_some_and(|flux| flux["enabled"] == true);
+        let had_flux = known.as_ref().is_some_and(|known| has_flux(&known.values));
         let Some(values) = values.or(known.map(|known| known.values)) else {
             return Err(invalid(&object, "values", "are not known: give those of the chart, server.address at least"));
         };
@@ -288,6 +290,14 @@ impl Changes {
                 "values.server.address",
                 "has to be the URL of this server, as pods of the cluster reach it",
             ));
+        }
+        if has_flux(&values) && values["flux"]["crds"] != false {
+            let message = "has to be false with flux.enabled: the chart in the repository lacks Flux's kinds; apply them yourself when Flux's version changes";
+            return Err(invalid(&object, "values.flux.crds", message));
+        }
+        if had_flux && !has_flux(&values) {
+            let message = "may not become false: Helm would remove Flux, and nothing would bring anything into the cluster any more";
+            return Err(invalid(&object, "values.flux.enabled", message));
         }
         let text = serde_json::to_string(&values).unwrap_or_default();
         if text.len() > VALUES_MAX {

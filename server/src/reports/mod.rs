@@ -266,7 +266,17 @@ impl Reports {
     ///
     /// # Errors
     /// When it is malformed, or the database fails.
-    pub async fn facts(&self, cluster: &str, epoch: i64, facts: AgentFacts, sent_at: &str) -> Result<()> {
+    pub async fn facts(
+        &self,
+        cluster: &str,
+        (epoch, uid): (i64, &str),
+        facts: AgentFacts,
+        sent_at: &str,
+    ) -> Result<()> {
+        // One of another cluster speaks of another cluster.
+        if let Some(last) = self.store.last_report(cluster).await?.filter(|last| last.cluster_uid != uid) {
+            return Err(ReportError::ForeignCluster { bound: last.cluster_uid, uid: uid.to_owned() });
+        }
         let invalid = |field, message: String| Err(ReportError::Invalid { object: "facts", field, message });
         let Ok(sent) = sent_at.parse::<jiff::Timestamp>() else {
             return invalid("sentAt", format!("\"{}\" is no time", sent_at.escape_debug()));

@@ -12,12 +12,15 @@ use tokio::task::spawn_blocking;
 /// A branch that a push is tried to. Nothing is sent.
 const BRANCH: &str = "refs/heads/styrmin/probe";
 
+/// How long each of two commands may take: somebody waits for the answer.
+const LIMIT: Duration = Duration::from_secs(20);
+
 /// What was found.
 #[derive(Debug)]
 pub struct Probe {
     /// The branch's commit, when there is one; or why nobody knows.
     pub tip: Result<Option<String>, GitError>,
-    /// Whether a push would be taken.
+    /// Whether a push would be taken; means nothing when the branch could not be looked at.
     pub push: Result<(), GitError>,
 }
 
@@ -31,8 +34,13 @@ pub async fn probe(remote: &Remote, branch: &str, folder: PathBuf, limit: Durati
     let commit = commit.with_context(|| format!("the folder {}", folder.display()))?;
     let reference = format!("refs/heads/{branch}");
     let look = ["ls-remote", "--", &remote.url, &reference];
+    let limit = limit.min(LIMIT);
     let found = git::run(&folder, "looking at the branch", &look, &remote.access, limit).await;
-    let tip = found.map(|lines| lines.split_whitespace().next().map(str::to_owned));
+    let tip = match found {
+        Ok(lines) => Ok(lines.split_whitespace().next().map(str::to_owned)),
+        // Nobody asks twice at a door that does not open.
+        Err(error) => return Ok(Probe { tip: Err(error), push: Ok(()) }),
+    };
     let to = format!("{commit}:{BRANCH}");
     let push = ["push", "--dry-run", "--quiet", "--", &remote.url, &to];
     let push = git::run(&folder, "trying a push", &push, &remote.access, limit).await.map(drop);

@@ -6,6 +6,8 @@ use super::splice::{Edit, Edits};
 use crate::store::{AgentRelease, Cluster, Environment};
 use anyhow::Context as _;
 use rust_embed::RustEmbed;
+use serde_json::Value;
+use styrmin_renderer::layout::{FLUX_NAMESPACE, SYSTEM_NAMESPACE};
 use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::objects::{self, Repository};
 use styrmin_renderer::{canonical, layout, yaml};
@@ -44,14 +46,7 @@ pub(super) fn cluster(row: &Cluster, public_url: &str, own_key: &str) -> anyhow:
 /// When an object cannot be written as YAML.
 pub fn flux(row: &Cluster, public_url: &str, own_key: &str) -> anyhow::Result<String> {
     let mut flux = objects::flux_root(&repository(row, public_url)).to_vec();
-    if let Some(trusted) = &row.trusted_keys {
-        let mut keys = vec![("styrmin.sshpub".to_owned(), own_key.to_owned())];
-        for (index, key) in trusted.iter().enumerate() {
-            let suffix = sign::key_suffix(key).map_err(anyhow::Error::msg)?;
-            keys.push((format!("trusted-{}{suffix}", index + 1), key.clone()));
-        }
-        objects::verify(&mut flux, KEYS, keys);
-    }
+    trust(&mut flux, row, own_key, FLUX_NAMESPACE)?;
     Ok(objects::documents(&flux)?)
 }
 
@@ -64,7 +59,7 @@ struct Chart;
 ///
 /// # Errors
 /// When an object cannot be written as YAML.
-pub(super) fn agent(row: &Cluster, release: &AgentRelease, public_url: &str) -> anyhow::Result<Edits> {
+pub(super) fn agent(row: &Cluster, release: &AgentRelease, public_url: &str, own_key: &str) -> anyhow::Result<Edits> {
     let mut files: Vec<(String, String)> = Vec::new();
     // Kinds of Flux are in packages only.
     for name in Chart::iter().filter(|name| !name.starts_with("flux/")) {
@@ -75,7 +70,8 @@ pub(super) fn agent(row: &Cluster, release: &AgentRelease, public_url: &str) -> 
     // Named by content: another chart of the same version is another folder.
     let digest = canonical::digest_parts(files.iter().flat_map(|(name, content)| [name, content]));
     let folder = layout::chart_folder("styrmin-agent", &digest);
-    let objects = objects::agent_release(&repository(row, public_url), &folder, &release.values);
+    let mut objects = objects::agent_release(&repository(row, public_url), &folder, &release.values);
+    trust(&mut objects, row, own_key, SYSTEM_NAMESPACE)?;
     let below = |path: &str| layout::below(&row.path, path);
     let mut edits = Edits::new();
     for (name, content) in files {
@@ -83,6 +79,19 @@ pub(super) fn agent(row: &Cluster, release: &AgentRelease, public_url: &str) -> 
     }
     edits.insert(below("cluster/agent/agent.yaml"), Edit::Write(objects::documents(&objects)?));
     Ok(edits)
+}
+
+/// Has the sources among `objects` accept only commits that are signed with our key or a trusted one, if the cluster
+/// asks for that; the keys are a Secret in `namespace`.
+fn trust(objects: &mut Vec<Value>, row: &Cluster, own_key: &str, namespace: &str) -> anyhow::Result<()> {
+    let Some(trusted) = &row.trusted_keys else { return Ok(()) };
+    let mut keys = vec![("styrmin.sshpub".to_owned(), own_key.to_owned())];
+    for (index, key) in trusted.iter().enumerate() {
+        let suffix = sign::key_suffix(key).map_err(anyhow::Error::msg)?;
+        keys.push((format!("trusted-{}{suffix}", index + 1), key.clone()));
+    }
+    objects::verify(objects, namespace, KEYS, keys);
+    Ok(())
 }
 
 /// Where Flux finds a cluster's files. `public_url` is this server's, which hosts those that are nowhere else.

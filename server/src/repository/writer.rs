@@ -836,7 +836,12 @@ impl Writer {
                     work.rows.outbox.push(row.id);
                     let Some(cluster) = clusters.get(&row.subject_id) else { continue };
                     let Some(release) = self.shared.store.agent_release(&cluster.id).await? else { continue };
-                    work.edits.extend(template::agent(cluster, &release, &self.shared.settings.public_url)?);
+                    work.edits.extend(template::agent(
+                        cluster,
+                        &release,
+                        &self.shared.settings.public_url,
+                        &self.shared.signer.public_key(),
+                    )?);
                     work.message.agents.push(format!("{} {}", cluster.name, release.version));
                     work.authors.push(Person { name: row.author_name, email: row.author_email });
                 }

@@ -120,6 +120,11 @@ impl Gathered {
         self.applied.as_ref()
     }
 
+    /// What the keys of steps begin with.
+    fn base<'a>(&'a self, status: &'a StyrminDeploymentStatus) -> Option<&'a str> {
+        self.revision().or(status.applied_digest.as_deref())
+    }
+
     fn revision(&self) -> Option<&str> {
         self.revisions.last()?.metadata.name.as_deref()
     }
@@ -238,7 +243,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     gathered.say_it_ours(spec, &driver);
     if acted && !settled {
         let plan = planned(object, gathered.applied.as_ref(), &driver);
-        let base = Base { revision: gathered.revision(), driver: &driver.digest };
+        let base = Base { revision: gathered.base(status), driver: &driver.digest };
         let secrets = &gathered.secrets;
         let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
         gathered.hook = actions::next(&place, &plan, base).await?;
@@ -343,12 +348,12 @@ async fn ending(
     }
     gathered.say_it_ours(spec, &driver);
     let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec.actions);
-    let base = Base { revision: gathered.revision(), driver: &driver.digest };
+    let base = Base { revision: gathered.base(status), driver: &driver.digest };
     let secrets = &gathered.secrets;
     let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
     gathered.hook = actions::next(&place, &plan, base).await?;
     // An action may stop components: through the release, as it is.
-    let held = held_release(&gathered, context, status);
+    let held = held_release(&gathered, context, spec, status);
     let wanted = Wanted { release: held, held: true, ..Wanted::default() };
     gathered.differing = compare(&context.watch, &wanted, gathered.release.as_ref()).differing;
     Ok(gathered)
@@ -555,7 +560,7 @@ fn wanted(
     let values = objects::values_secret(spec, environment, &values).map_err(|error| error.to_string())?;
     let held = !steps::release_allowed(status);
     let release = if held {
-        held_release(gathered, context, status)
+        held_release(gathered, context, spec, status)
     } else {
         let stopped: BTreeSet<String> = status.stopped_components.iter().cloned().collect();
         objects::helm_release(spec, environment, driver, &values, context.settings.release, &stopped)
@@ -569,9 +574,17 @@ fn wanted(
 
 /// The HelmRelease as it was before this change, but for the components that an action stopped; null when
 /// there is none, or when the driver that it was made with is not there any more.
-fn held_release(gathered: &Gathered, context: &Context, status: &StyrminDeploymentStatus) -> Value {
-    let (Some(release), Some(applied)) = (&gathered.release, &gathered.applied) else { return Value::Null };
-    let Ok(driver) = context.drivers.get(&context.watch, &applied.driver) else { return Value::Null };
+fn held_release(
+    gathered: &Gathered,
+    context: &Context,
+    spec: &StyrminDeploymentSpec,
+    status: &StyrminDeploymentStatus,
+) -> Value {
+    // With its record gone, what runs was made with the driver of the newest spec, as far as anybody knows.
+    let unknown = status.applied_digest.as_ref().map(|_| &spec.driver);
+    let applied = gathered.applied.as_ref().map(|applied| &applied.driver).or(unknown);
+    let (Some(release), Some(applied)) = (&gathered.release, applied) else { return Value::Null };
+    let Ok(driver) = context.drivers.get(&context.watch, applied) else { return Value::Null };
     let stopped: BTreeSet<String> = status.stopped_components.iter().cloned().collect();
     objects::held_release(release, &driver, &stopped)
 }
