@@ -81,7 +81,8 @@ pub fn system_namespace() -> Value {
         "kind": "Namespace",
         "metadata": {
             "annotations": { NEVER_PRUNE.0: NEVER_PRUNE.1 },
-            "labels": { MANAGED_BY.0: MANAGED_BY.1 },
+            // The agent's pods keep to the strictest profile, and nothing else has to run here.
+            "labels": { MANAGED_BY.0: MANAGED_BY.1, "pod-security.kubernetes.io/enforce": "restricted" },
             "name": SYSTEM_NAMESPACE,
         },
     })

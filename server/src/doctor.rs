@@ -525,3 +525,171 @@ impl Doctor {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{AgentFacts, EditPolicy};
+
+    const NOW: Millis = 10_000_000;
+    const KEY: &str = "age1recipient";
+
+    /// What is known of a cluster, owned.
+    struct Case {
+        cluster: Cluster,
+        probe: Probe,
+        last: Option<LastReport>,
+        said: Option<ClusterFacts>,
+        decrypts: Option<Vec<String>>,
+        flux: Vec<FluxStatus>,
+        newest: Option<&'static str>,
+    }
+
+    fn status(kind: &str) -> FluxStatus {
+        FluxStatus {
+            kind: kind.into(),
+            namespace: FLUX_NAMESPACE.into(),
+            name: FLUX_SOURCE.into(),
+            ready: "True".into(),
+            revision: Some("main@sha1:abc".into()),
+            ..FluxStatus::default()
+        }
+    }
+
+    /// Everything holds.
+    fn whole() -> Case {
+        let text = |text: &str| text.to_owned();
+        Case {
+            cluster: Cluster {
+                id: text("c"),
+                name: text("prod"),
+                config: Default::default(),
+                version: 1,
+                git_url: Some(text("https://git.example.com/r")),
+                repository: text("git.example.com/r"),
+                branch: text("main"),
+                path: String::new(),
+                credentials: None,
+                age_recipients: vec![text(KEY)],
+                edit_policy: EditPolicy::Adopt,
+                removal_threshold: 0,
+                trusted_keys: Some(Vec::new()),
+                delivery: Default::default(),
+                forge: None,
+                forge_secrets: None,
+                created_at: 1,
+            },
+            probe: Probe { tip: Ok(Some(text("abc"))), push: Ok(()) },
+            last: Some(LastReport {
+                cluster_id: text("c"),
+                cluster_uid: text("uid"),
+                identity: text("agent-1"),
+                epoch: 1,
+                sequence: 1,
+                reported_at: NOW - 1000,
+                pods_at: None,
+                pods_digest: None,
+                deployments_at: None,
+                deployments_digest: None,
+                flux_at: None,
+                flux_digest: None,
+            }),
+            said: Some(ClusterFacts {
+                cluster_id: text("c"),
+                epoch: 1,
+                facts: AgentFacts {
+                    version: env!("CARGO_PKG_VERSION").into(),
+                    kind: text("CURRENT"),
+                    waits_for: vec![],
+                },
+                skew_ms: 0,
+                said_at: NOW - 1000,
+            }),
+            decrypts: Some(vec![text(KEY)]),
+            flux: vec![status("GitRepository"), status("Kustomization")],
+            newest: Some("abc"),
+        }
+    }
+
+    fn of(case: &Case) -> Vec<Check> {
+        checks(&Facts {
+            cluster: &case.cluster,
+            probe: &case.probe,
+            last: case.last.as_ref(),
+            said: case.said.as_ref(),
+            decrypts: case.decrypts.as_deref(),
+            flux: &case.flux,
+            newest: case.newest,
+            now: NOW,
+        })
+    }
+
+    fn failed() -> GitError {
+        GitError::Timeout { what: "looking".into(), limit: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn what_is_whole_is_told_as_whole() {
+        for check in of(&whole()) {
+            assert_eq!((check.state, check.remedy), (CheckState::Ok, None), "{}: {}", check.link, check.message);
+        }
+    }
+
+    #[test]
+    fn a_broken_link_is_the_only_one_that_is_told_as_broken() {
+        type Break = fn(&mut Case);
+        let table: [(&str, CheckState, Break); 20] = [
+            ("repository can be reached", CheckState::Broken, |case| case.probe.tip = Err(failed())),
+            ("repository can be reached", CheckState::Warning, |case| case.probe.tip = Ok(None)),
+            ("repository can be written", CheckState::Broken, |case| case.probe.push = Err(failed())),
+            ("agent reports", CheckState::Broken, |case| (case.last, case.said) = (None, None)),
+            ("agent reports", CheckState::Broken, |case| case.last.as_mut().unwrap().reported_at = NOW - 61_000),
+            ("agent reports", CheckState::Broken, |case| {
+                case.last = None;
+                case.said.as_mut().unwrap().facts.waits_for = vec!["HelmRelease".into()];
+            }),
+            ("agent's version", CheckState::Warning, |case| case.said.as_mut().unwrap().facts.version = "0.0.1".into()),
+            ("agent's version", CheckState::Warning, |case| case.said = None),
+            ("kind StyrminDeployment", CheckState::Broken, |case| {
+                case.said.as_mut().unwrap().facts.kind = "MISSING".into();
+            }),
+            ("kind StyrminDeployment", CheckState::Broken, |case| {
+                case.said.as_mut().unwrap().facts.kind = "OTHER".into();
+            }),
+            ("clocks", CheckState::Broken, |case| case.said.as_mut().unwrap().skew_ms = -31_000),
+            ("Flux fetches the repository", CheckState::Broken, |case| drop(case.flux.remove(0))),
+            ("Flux fetches the repository", CheckState::Broken, |case| case.flux[0].suspended = true),
+            ("Flux fetches the repository", CheckState::Broken, |case| case.flux[0].revision = None),
+            ("Flux accepts the signatures", CheckState::Broken, |case| {
+                (case.flux[0].ready, case.flux[0].reason) = ("False".into(), Some("InvalidCommitSignature".into()));
+            }),
+            ("Flux has the newest commit", CheckState::Warning, |case| case.newest = Some("def")),
+            ("Flux applies the files", CheckState::Broken, |case| drop(case.flux.remove(1))),
+            ("Flux applies the files", CheckState::Broken, |case| case.flux[1].revision = None),
+            ("Flux applies the files", CheckState::Warning, |case| {
+                case.flux[1].revision = Some("main@sha1:old".into());
+            }),
+            ("Flux decrypts secrets", CheckState::Broken, |case| {
+                case.decrypts = Some(vec!["age1other".into()]);
+                let shard = FluxStatus {
+                    name: "styrmin-e-s0".into(),
+                    ready: "False".into(),
+                    message: Some("secrets \"styrmin-age\" not found".into()),
+                    ..status("Kustomization")
+                };
+                case.flux.push(shard);
+            }),
+        ];
+        for (link, state, breaks) in table {
+            let mut case = whole();
+            breaks(&mut case);
+            let found = of(&case);
+            let this = found.iter().find(|check| check.link == link).unwrap();
+            assert_eq!(this.state, state, "{link}: {}", this.message);
+            assert!(this.remedy.is_some(), "{link}: what to do");
+            let broken: Vec<&str> =
+                found.iter().filter(|check| check.state == CheckState::Broken).map(|check| check.link).collect();
+            assert!(broken.iter().all(|other| *other == link), "{link}: {broken:?}");
+        }
+    }
+}

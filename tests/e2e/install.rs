@@ -209,6 +209,17 @@ async fn a_kind_is_brought_up_to_date_or_the_install_fails() {
         "spec": { "group": "example.com", "scope": "Namespaced", "names": { "kind": "Thing", "plural": "things" },
             "versions": [{ "name": "v1", "served": true, "storage": true, "schema": { "openAPIV3Schema": { "type": "object" } } }] } });
     std::fs::write(folder.path().join("things.yaml"), other.to_string()).unwrap();
+    // A kind that is none of the chart's, so neither are the rights.
+    let rules = json!([{ "apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"],
+        "resourceNames": ["things.example.com"], "verbs": ["get", "patch", "delete"] }]);
+    let of = |kind: &str| json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": { "name": "things" } });
+    let (mut role, mut binding) = (of("ClusterRole"), of("ClusterRoleBinding"));
+    role["rules"] = rules;
+    binding["roleRef"] = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "things" });
+    binding["subjects"] =
+        json!([{ "kind": "ServiceAccount", "name": "styrmin-agent-crds", "namespace": "styrmin-system" }]);
+    plane.apply(&role).await;
+    plane.apply(&binding).await;
     let before = found().await;
     let (fine, said) = apply_crds(&plane, folder.path()).await;
     assert!(!fine, "{said}");

@@ -159,7 +159,8 @@ async fn namespace(client: Client, object: DynamicObject) -> kube::Result<()> {
         ("batch", "v1", "Job"),
     ] {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &name, &resource(kind));
-        api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        // In the background: otherwise a Job waits for a controller that does not run here.
+        api.delete_collection(&DeleteParams::background(), &ListParams::default()).await?;
     }
     let body =
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name }, "spec": { "finalizers": [] } });

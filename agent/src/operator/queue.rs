@@ -110,13 +110,12 @@ impl<K: Ord> Queue<K> {
             self.ready(key, turn, at);
         }
         loop {
-            let (key, of) = match self.first.pop_front() {
-                Some(key) => (key, Turn::First),
-                None => (self.others.pop_front()?, Turn::Other),
+            let key = match self.first.pop_front() {
+                Some(key) => key,
+                None => self.others.pop_front()?,
             };
-            if let Some(State::Ready(turn, since)) = self.known.get(&key).copied()
-                && turn == of
-            {
+            // One that has moved up had its turn already.
+            if let Some(State::Ready(_, since)) = self.known.get(&key).copied() {
                 self.known.insert(Arc::clone(&key), State::Runs(None));
                 self.waiting -= 1;
                 return Some((key, since));
