@@ -19,6 +19,8 @@ use tracing::{info, warn};
 
 /// Owns what the operator writes.
 const FIELD_MANAGER: &str = "styrmin-operator";
+/// Owns nothing: it only asks.
+const CHECK_MANAGER: &str = "styrmin-operator-check";
 /// Owns only the finalizer, so that it can be let go of by itself.
 const FINALIZER_MANAGER: &str = "styrmin-operator-finalizer";
 
@@ -37,7 +39,11 @@ pub(super) async fn carry_out(
             action => act(action, object, status, gathered, context).await?,
         }
     }
-    write_status(object, version, status, context).await?;
+    let written = write_status(object, version, status, context).await?;
+    if !written && decision.after.iter().any(|action| matches!(action, Action::Delete(_))) {
+        // What is to go follows from the object as it was observed, and no write has shown that it is still so.
+        is_current(object, context).await?;
+    }
     for action in &decision.after {
         act(action, object, status, gathered, context).await?;
     }
@@ -187,19 +193,30 @@ async fn finalizer(object: &StyrminDeployment, context: &Context, hold: bool) ->
     }
 }
 
+/// Fails as stale when the object is another one than was observed, or another version of it. Writes nothing.
+async fn is_current(object: &StyrminDeployment, context: &Context) -> Result<()> {
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let api: Api<StyrminDeployment> = Api::namespaced(context.client.clone(), &namespace);
+    let patch = json!({ "apiVersion": "styrmin.io/v1alpha1", "kind": "StyrminDeployment",
+        "metadata": { "name": name, "uid": object.uid(), "resourceVersion": object.resource_version() } });
+    let answer = api.patch(&name, &PatchParams::apply(CHECK_MANAGER).dry_run(), &Patch::Apply(&patch)).await;
+    answer.map(drop).map_err(OperatorError::of(format!("looking whether {namespace}/{name} is as it was")))
+}
+
+/// Gives whether there was something to write.
 async fn write_status(
     object: &StyrminDeployment,
     version: Option<String>,
     status: &StyrminDeploymentStatus,
     context: &Context,
-) -> Result<()> {
+) -> Result<bool> {
     let mut known = object.status.clone().unwrap_or_default();
     // A generation that changed nothing else is not worth a write of its own while an object goes.
     if object.metadata.deletion_timestamp.is_some() {
         known.observed_generation = status.observed_generation;
     }
     if known == *status {
-        return Ok(());
+        return Ok(false);
     }
     let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
     let api: Api<StyrminDeployment> = Api::namespaced(context.client.clone(), &namespace);
@@ -215,7 +232,7 @@ async fn write_status(
     answer.map_err(OperatorError::of(format!("writing the status of {namespace}/{name}")))?;
     let before = object.status.clone().unwrap_or_default();
     context.phases.written(object.uid().as_deref().unwrap_or_default(), &before, status);
-    Ok(())
+    Ok(true)
 }
 
 fn without_nulls(value: &mut Value) {
