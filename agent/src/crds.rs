@@ -149,7 +149,8 @@ pub async fn apply(client: &Client, wanted: &[Value]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn definitions(client: &Client) -> Api<DynamicObject> {
+/// All kinds of the cluster.
+pub(crate) fn definitions(client: &Client) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
     Api::all_with(client.clone(), &ApiResource::from_gvk(&kind))
 }

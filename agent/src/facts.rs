@@ -1,14 +1,13 @@
 //! Tells the server what no snapshot shows: which agent this is, its clock, whether the cluster has the kind that it
 //! knows, and what it cannot list. It begins before the first lists are complete, since it may say why they never are.
 
+use crate::crds::definitions;
 use crate::operator::covers;
 use crate::server::{Facts, Server};
 use crate::watch::Watch;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
-use kube::api::{Api, DynamicObject};
-use kube::core::GroupVersionKind;
-use kube::discovery::ApiResource;
+use kube::api::Api;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,10 +73,8 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, timer: 
 
 /// Whether the cluster has our kind as this agent knows it.
 async fn kind(client: &Client) -> kube::Result<&'static str> {
-    let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
     let wanted = spec::crd();
-    let found = api.get_opt(wanted["metadata"]["name"].as_str().unwrap_or_default()).await?;
+    let found = definitions(client).get_opt(wanted["metadata"]["name"].as_str().unwrap_or_default()).await?;
     Ok(match found {
         None => "MISSING",
         // Numbers as the API server writes them.

@@ -70,8 +70,10 @@ fn deployment_labels(spec: &StyrminDeploymentSpec, environment: &EnvironmentId) 
     })
 }
 
+/// Label of application namespaces only, as the reference spells it.
+const APPLICATION_LABEL: &str = "styrmin/environment_id";
 /// Labels of an application's namespace that are ours to keep.
-pub const NAMESPACE_LABELS: [&str; 4] = [DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, MANAGED_BY.0, "styrmin/environment_id"];
+pub const NAMESPACE_LABELS: [&str; 4] = [DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, MANAGED_BY.0, APPLICATION_LABEL];
 
 /// Namespace of Styrmin's own objects. It always stays, so the root path is never empty.
 #[must_use]
@@ -182,7 +184,7 @@ pub fn application_namespace(spec: &StyrminDeploymentSpec, environment: &Environ
             "name": spec.deployment_id.object_name(),
         },
     });
-    object["metadata"]["labels"][NAMESPACE_LABELS[3]] = json!(environment);
+    object["metadata"]["labels"][APPLICATION_LABEL] = json!(environment);
     object
 }
 
@@ -297,7 +299,7 @@ pub fn agent_release(repository: &Repository, chart: &str, values: &Map<String, 
     const NAME: &str = "styrmin-agent";
     let metadata = |name: &str| {
         json!({
-            "annotations": { "kustomize.toolkit.fluxcd.io/prune": "disabled" },
+            "annotations": { NEVER_PRUNE.0: NEVER_PRUNE.1 },
             "labels": { MANAGED_BY.0: MANAGED_BY.1 },
             "name": name,
             "namespace": layout::SYSTEM_NAMESPACE,

@@ -250,18 +250,12 @@ fn version(said: &ClusterFacts) -> Check {
 
 fn kind(said: &ClusterFacts) -> Check {
     const LINK: &str = "kind StyrminDeployment";
+    const REMEDY: &str =
+        "helm upgrade the agent's chart, whose Job applies it (crdUpgrade.enabled), or run styrmin-agent apply-crds";
     match said.facts.kind.as_str() {
         "CURRENT" => ok(LINK, "it is the agent's"),
-        "MISSING" => broken(
-            LINK,
-            "the cluster does not have it",
-            "helm upgrade the agent's chart, whose Job applies it (crdUpgrade.enabled), or run styrmin-agent apply-crds",
-        ),
-        _ => broken(
-            LINK,
-            "it is another one than the agent's: fields may be lost on their way",
-            "helm upgrade the agent's chart, whose Job applies it (crdUpgrade.enabled), or run styrmin-agent apply-crds",
-        ),
+        "MISSING" => broken(LINK, "the cluster does not have it", REMEDY),
+        _ => broken(LINK, "it is another one than the agent's: fields may be lost on their way", REMEDY),
     }
 }
 
@@ -288,6 +282,11 @@ fn said_by(status: &FluxStatus) -> String {
     status.reason.as_ref().map_or_else(|| message.to_owned(), |reason| format!("{reason}: {message}"))
 }
 
+/// What has Flux go on with an object.
+fn resume(kind: &str, name: &str) -> String {
+    format!("kubectl -n {FLUX_NAMESPACE} patch {kind} {name} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'")
+}
+
 /// Whether a source says that it does not trust a commit.
 fn distrusts(status: &FluxStatus) -> bool {
     let about = |text: &Option<String>| {
@@ -306,13 +305,7 @@ fn source(facts: &Facts<'_>) -> Check {
         );
     };
     if source.suspended {
-        return broken(
-            LINK,
-            "it is suspended",
-            format!(
-                "kubectl -n {FLUX_NAMESPACE} patch gitrepository {FLUX_SOURCE} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'"
-            ),
-        );
+        return broken(LINK, "it is suspended", resume("gitrepository", FLUX_SOURCE));
     }
     if source.ready == "False" && !distrusts(source) {
         return broken(
@@ -408,10 +401,7 @@ fn applied(facts: &Facts<'_>, decryption: &Check) -> Check {
         return broken(
             LINK,
             format!("Kustomization {} is suspended{more}", first.name),
-            format!(
-                "kubectl -n {FLUX_NAMESPACE} patch kustomization {} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'",
-                first.name
-            ),
+            resume("kustomization", &first.name),
         );
     }
     broken(

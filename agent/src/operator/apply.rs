@@ -118,9 +118,11 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     let api = api(client, version, kind, namespace);
     let what = || OperatorError::of(format!("applying {kind} {namespace}/{name}"));
     let written = api.patch(name, &parameters, &Patch::Apply(wanted)).await.map_err(what())?;
-    let is_ours = ["NetworkPolicy", "Service"].contains(&kind);
+    if !["NetworkPolicy", "Service"].contains(&kind) {
+        return Ok(());
+    }
     let written = serde_json::to_value(written).unwrap_or_default();
-    if is_ours && network::shape(kind, &written) != network::shape(kind, wanted) {
+    if network::shape(kind, &written) != network::shape(kind, wanted) {
         // Ports and selectors of other field managers stay when ours are applied, and would be used.
         let patch: Vec<Value> = if kind == "NetworkPolicy" {
             vec![json!({ "op": "add", "path": "/spec", "value": wanted["spec"] })]

@@ -182,9 +182,7 @@ impl<'a> Observed<'a> {
             DriverSeen::Here(driver) => &driver.digest,
             _ => &self.object.spec.driver.digest,
         };
-        // Two rollouts from something unknown are two, when something was applied between them.
-        let unknown = self.object.status.as_ref().and_then(|status| status.applied_digest.as_deref());
-        Base { revision: self.revision.or(unknown), driver }
+        Base::of(self.revision, self.object.status.as_ref(), driver)
     }
 
     /// The way to what the spec says.
@@ -883,8 +881,7 @@ fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     let news = was.as_deref() != Some(phase::READY);
     // Recorded before the phase says so: a deployment that is ready has its record, and no other one.
     let before = if news || !observed.recorded { vec![Action::RecordApplied] } else { Vec::new() };
-    let ready = || note("Ready", format!("Instance {} is ready", spec.instance_id));
-    let notes = if news { vec![ready()] } else { Vec::new() };
+    let notes = if news { vec![note("Ready", format!("Instance {} is ready", spec.instance_id))] } else { Vec::new() };
     let after = observed.stale.iter().cloned().map(Action::Delete).collect();
     Decision { before, status, after, notes, ..Decision::default() }
 }

@@ -26,6 +26,15 @@ pub struct Base<'a> {
     pub driver: &'a str,
 }
 
+impl<'a> Base<'a> {
+    /// After `revision`; with its record gone, after what the status says was applied: two rollouts from something
+    /// unknown are two, when something was applied between them.
+    #[must_use]
+    pub fn of(revision: Option<&'a str>, status: Option<&'a StyrminDeploymentStatus>, driver: &'a str) -> Self {
+        Self { revision: revision.or(status.and_then(|status| status.applied_digest.as_deref())), driver }
+    }
+}
+
 fn step(name: &str, key: Option<String>) -> StepStatus {
     StepStatus {
         name: name.to_owned(),

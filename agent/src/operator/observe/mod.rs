@@ -120,11 +120,6 @@ impl Gathered {
         self.applied.as_ref()
     }
 
-    /// What the keys of steps begin with.
-    fn base<'a>(&'a self, status: &'a StyrminDeploymentStatus) -> Option<&'a str> {
-        self.revision().or(status.applied_digest.as_deref())
-    }
-
     fn revision(&self) -> Option<&str> {
         self.revisions.last()?.metadata.name.as_deref()
     }
@@ -243,7 +238,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     gathered.say_it_ours(spec, &driver);
     if acted && !settled {
         let plan = planned(object, gathered.applied.as_ref(), &driver);
-        let base = Base { revision: gathered.base(status), driver: &driver.digest };
+        let base = Base::of(gathered.revision(), Some(status), &driver.digest);
         let secrets = &gathered.secrets;
         let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
         gathered.hook = actions::next(&place, &plan, base).await?;
@@ -348,7 +343,7 @@ async fn ending(
     }
     gathered.say_it_ours(spec, &driver);
     let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec.actions);
-    let base = Base { revision: gathered.base(status), driver: &driver.digest };
+    let base = Base::of(gathered.revision(), Some(status), &driver.digest);
     let secrets = &gathered.secrets;
     let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
     gathered.hook = actions::next(&place, &plan, base).await?;
