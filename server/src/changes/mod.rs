@@ -375,11 +375,11 @@ impl Changes {
         author: &Person,
     ) -> Result<(Cluster, FanOut)> {
         let UpdateCluster { age_recipients, edits, mut access, delivery, mut forge, asked } = update;
-        check_delivery(id, &delivery)?;
         for _ in 0..ATTEMPTS {
             let mut row = self.cluster(id).await?;
             let known = row.clone();
             let object = format!("cluster \"{}\"", row.name);
+            check_delivery(&object, &delivery)?;
             check_recipients(&object, age_recipients.as_deref().unwrap_or_default())?;
             let config = patch.apply(&object, &row.config)?;
             config::check(&object, Level::Cluster, &config)?;
@@ -481,10 +481,10 @@ impl Changes {
         asked: Option<Delivery>,
         author: &Person,
     ) -> Result<(Environment, FanOut)> {
-        check_delivery(id, delivery)?;
         for _ in 0..ATTEMPTS {
             let mut row = self.environment(id).await?;
             let object = format!("environment \"{}\"", row.name);
+            check_delivery(&object, delivery)?;
             let config = patch.apply(&object, &row.config)?;
             config::check(&object, Level::Environment, &config)?;
             let cluster = self.cluster(&row.cluster_id).await?;
@@ -772,7 +772,7 @@ impl Changes {
             return Err(invalid(
                 format!("deployment \"{}\"", rows.deployment.name),
                 "base_instance_id",
-                format!("\"{base}\" is not an instance of it"),
+                format!("\"{base}\" is not an instance of it; name its newestInstance, or none"),
             ));
         };
         Ok(ChangeError::BaseMoved(Box::new(BaseMoved::new(&rows.deployment, &known, rows.newest.as_ref()))))
@@ -894,12 +894,18 @@ const VALUES_MAX: usize = 64 << 10;
 const WEBHOOK_SECRET_MIN: usize = 16;
 /// Most reviewers or labels.
 const NAMES_MAX: usize = 20;
+/// Most bytes of one of them.
+const NAME_MAX: usize = 255;
 
 fn check_delivery(object: &str, rules: &DeliveryRules) -> Result<()> {
     for (field, names) in [("delivery.reviewers", &rules.reviewers), ("delivery.labels", &rules.labels)] {
         let names = names.as_deref().unwrap_or_default();
-        if names.len() > NAMES_MAX || names.iter().any(|name| name.is_empty() || name.len() > 255) {
-            return Err(invalid(object, field, format!("are more than {NAMES_MAX}, or one is empty or too long")));
+        if names.len() > NAMES_MAX {
+            return Err(invalid(object, field, too_many(names.len(), NAMES_MAX)));
+        }
+        if let Some(at) = names.iter().position(|name| name.is_empty() || name.len() > NAME_MAX) {
+            let message = format!("has {} bytes; 1 to {NAME_MAX} are possible", names[at].len());
+            return Err(invalid(object, format!("{field}[{at}]"), message));
         }
     }
     if let Some(branch) = &rules.target_branch {
@@ -939,12 +945,16 @@ fn check_lifecycle(rows: &Rows, edit: &Edit) -> Result<()> {
     ))
 }
 
+fn too_many(found: usize, most: usize) -> String {
+    format!("has {found} entries; at most {most} are possible, so name fewer")
+}
+
 /// Most recipients of one cluster.
 const RECIPIENTS_MAX: usize = 20;
 
 fn check_recipients(object: &str, recipients: &[String]) -> Result<()> {
     if recipients.len() > RECIPIENTS_MAX {
-        return Err(invalid(object, "age_recipients", format!("are more than {RECIPIENTS_MAX}; name fewer")));
+        return Err(invalid(object, "age_recipients", too_many(recipients.len(), RECIPIENTS_MAX)));
     }
     for (index, text) in recipients.iter().enumerate() {
         let field = format!("age_recipients[{index}]");

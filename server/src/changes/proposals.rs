@@ -35,6 +35,10 @@ use styrmin_renderer::spec::JobRun;
 
 /// Most wishes of one proposal.
 const EDITS_MAX: usize = 100;
+
+fn holds_all() -> String {
+    format!("its proposal holds {EDITS_MAX} changes already; merge or close it first")
+}
 /// Items that are computed and stored together.
 const CHUNK: usize = 50;
 /// Where the branches of proposals are.
@@ -209,8 +213,7 @@ impl Changes {
     ) -> Result<Changed> {
         let object = format!("deployment \"{}\"", rows.deployment.name);
         if edits.len() >= EDITS_MAX {
-            let message = format!("its proposal holds {EDITS_MAX} changes already; merge or close it first");
-            return Err(invalid(object, "proposal", message));
+            return Err(invalid(object, "proposal", holds_all()));
         }
         let previous = self.instance_of(known.as_ref().map(|(_, item)| item)).await?;
         edits.push(edit.clone());
@@ -377,7 +380,9 @@ impl Changes {
             let catalog = self.drivers.catalog();
             let usable = |digest: &str| {
                 catalog.by_digest.get(digest).cloned().ok_or_else(|| {
-                    let message = format!("version {digest} of its driver cannot be used by this release");
+                    let message = format!(
+                        "version {digest} of its driver cannot be used by this release; close the proposal and ask again"
+                    );
                     invalid(format!("deployment \"{deployment}\""), "driver", message)
                 })
             };
@@ -578,11 +583,7 @@ impl Changes {
         let mut stored = part.item.edits.clone();
         if let Some((edit, _)) = &folded {
             if stored.len() >= EDITS_MAX {
-                return Err(invalid(
-                    format!("deployment \"{}\"", part.deployment.name),
-                    "proposal",
-                    "holds too many changes",
-                ));
+                return Err(invalid(format!("deployment \"{}\"", part.deployment.name), "proposal", holds_all()));
             }
             edits.push(edit.clone());
         }

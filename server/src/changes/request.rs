@@ -164,7 +164,9 @@ impl Request {
                 let task = named.task.as_ref().filter(|task| task.deployment_id == row.id);
                 let task = task.ok_or_else(|| ChangeError::NotFound { kind: "task", id: id.clone() })?;
                 if row.newest_instance_id.as_ref() != Some(&task.instance_id) {
-                    return Err(invalid(place, "state", "a newer change of the deployment took its place"));
+                    let message = "a newer change of the deployment took its place; try that one's task again, or make \
+                                   another change";
+                    return Err(invalid(place, "state", message));
                 }
                 if task.state != TaskState::Failed {
                     let message = format!("is {}; only a failed task can be tried again", task.state.as_str());
@@ -177,11 +179,15 @@ impl Request {
                 let found = found.ok_or_else(|| ChangeError::NotFound { kind: "instance", id: id.clone() })?;
                 let digest = &found.spec.driver.digest;
                 let driver = catalog.by_digest.get(digest).cloned().ok_or_else(|| {
-                    let message = format!("its driver {digest} cannot be used by this release");
+                    let message = format!(
+                        "its driver {digest} cannot be used by this release; go back to another instance, or upgrade the \
+                         deployment"
+                    );
                     invalid(format!("instance \"{id}\""), "driver", message)
                 })?;
                 if found.document.is_none() || found.sources.is_none() {
-                    let message = "is the end of a deployment, or of a release that did not keep what it was made from";
+                    let message = "is the end of a deployment, or of a release that did not keep what it was made from; \
+                                   go back to another instance";
                     return Err(invalid(format!("instance \"{id}\""), "content", message));
                 }
                 Ok(Edit { restore: Some((Box::new(found.clone()), driver)), ..Edit::default() })

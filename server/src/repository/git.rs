@@ -31,7 +31,10 @@ pub struct Remote {
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
     /// It took too long.
-    #[error("{what} did not answer within {} s", limit.as_secs())]
+    #[error(
+        "{what} did not answer within {} s; look whether the repository can be reached, or raise STYRMIN_GIT_TIMEOUT",
+        limit.as_secs()
+    )]
     Timeout {
         /// What was asked for.
         what: String,

@@ -132,7 +132,11 @@ fn folder(
                 // In the place of an environment's, a shard's or a deployment's folder nothing else can be meant.
                 Some(entry) if entry.kind() != Some(ObjectType::Tree) && layout::is_folder(name) => None,
                 Some(entry) if entry.kind() != Some(ObjectType::Tree) => {
-                    return Err(git2::Error::from_str(&format!("\"{name}\" is a file, but a folder is needed there")));
+                    let message = format!(
+                        "\"{name}\" is a file, but a folder is needed there for {:?}; remove or rename the file",
+                        children.first().map(|(path, _)| format!("{name}/{path}")).unwrap_or_default()
+                    );
+                    return Err(git2::Error::from_str(&message));
                 }
                 Some(entry) => Some(repository.find_tree(entry.id())?),
                 None => None,

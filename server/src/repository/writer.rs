@@ -542,8 +542,11 @@ impl Writer {
                 self.moved = 0;
                 return Err(answer.err().map_or_else(
                     || {
-                        anyhow::anyhow!("the repository accepted the push, but its branch does not have the commit")
-                            .into()
+                        anyhow::anyhow!(
+                            "the repository accepted the push, but its branch does not have the commit: look for a hook \
+                             or a mirror that rewrites pushes"
+                        )
+                        .into()
                     },
                     Into::into,
                 ));
