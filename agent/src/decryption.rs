@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use styrmin_renderer::layout::FLUX_NAMESPACE;
 use styrmin_renderer::objects::AGE_SECRET;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
@@ -19,6 +20,8 @@ use tracing::{debug, info};
 const SUFFIX: &str = ".agekey";
 /// How soon after a start, and after a word that did not arrive, it is tried.
 const SOON: Duration = Duration::from_secs(5);
+/// How often it is told although it is the same: the server may have been restored from an older backup.
+const TOLD_AGAIN: Duration = Duration::from_secs(600);
 /// Longest pause: an older server never takes the word.
 const AGAIN_MAX: Duration = Duration::from_secs(600);
 /// How long one look may take.
@@ -26,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Looks by `timer` until `stop`.
 pub async fn run(client: Client, server: Arc<Server>, timer: Duration, stop: CancellationToken) {
-    let mut told: Option<BTreeSet<String>> = None;
+    let mut told: Option<(BTreeSet<String>, Instant)> = None;
     let (mut pause, mut again) = (SOON, SOON);
     loop {
         tokio::select! {
@@ -36,19 +39,28 @@ pub async fn run(client: Client, server: Arc<Server>, timer: Duration, stop: Can
         pause = timer;
         let look = tokio::time::timeout(LIMIT, async {
             let found = recipients(&client).await?;
-            if told.as_ref() != Some(&found) {
+            let is_known = |(known, at): &(BTreeSet<String>, Instant)| *known == found && at.elapsed() < TOLD_AGAIN;
+            if !told.as_ref().is_some_and(is_known) {
                 server.recipients(&found).await?;
-                info!(recipients = found.len(), "told the server what this cluster can decrypt");
-                told = Some(found);
+                if told.as_ref().is_none_or(|(known, _)| *known != found) {
+                    info!(recipients = found.len(), "told the server what this cluster can decrypt");
+                }
+                told = Some((found, Instant::now()));
             }
             anyhow::Ok(())
         });
-        if !matches!(look.await, Ok(Ok(()))) {
-            // Reports say loudly when the server is away.
-            debug!("the server could not be told what this cluster can decrypt");
-            pause = again;
-            again = (again * 2).min(AGAIN_MAX);
-        }
+        let problem = match look.await {
+            Ok(Ok(())) => {
+                again = SOON;
+                continue;
+            }
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(_) => format!("not within {} s", LIMIT.as_secs()),
+        };
+        // Reports say loudly when the server is away.
+        debug!(problem, "the server could not be told what this cluster can decrypt");
+        pause = again;
+        again = (again * 2).min(AGAIN_MAX);
     }
 }
 

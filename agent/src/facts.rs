@@ -38,7 +38,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, timer: 
         }
         pause = timer;
         let look = tokio::time::timeout(LIMIT, async {
-            let waits_for = watch.missing().into_iter().map(str::to_owned).collect();
+            let waits_for = watch.missing().into_iter().chain(watch.broken()).map(str::to_owned).collect();
             // One that is as it should be is not asked for by every timer.
             let known = told.as_ref().filter(|(known, at)| known.kind == CURRENT && at.elapsed() < AGAIN);
             let kind = match known {
@@ -59,15 +59,18 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, timer: 
             }
             anyhow::Ok(())
         });
-        match look.await {
-            Ok(Ok(())) => again = SOON,
-            _ => {
-                // Reports say loudly when the server is away.
-                debug!("the server could not be told what this agent is");
-                pause = again;
-                again = (again * 2).min(AGAIN_MAX);
+        let problem = match look.await {
+            Ok(Ok(())) => {
+                again = SOON;
+                continue;
             }
-        }
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(_) => format!("not within {} s", LIMIT.as_secs()),
+        };
+        // Reports say loudly when the server is away.
+        debug!(problem, "the server could not be told what this agent is");
+        pause = again;
+        again = (again * 2).min(AGAIN_MAX);
     }
 }
 

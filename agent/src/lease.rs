@@ -62,28 +62,28 @@ pub async fn acquire(
     let mut told = false;
     loop {
         let attempted = tokio::time::timeout(REQUEST_LIMIT, attempt(&api, identity, duration, &mut seen)).await;
-        let Ok(attempted) = attempted else {
-            warn!("the API server does not answer; trying again");
-            continue;
-        };
         match attempted {
-            Ok(Some(held)) => {
+            Err(_) => warn!(
+                "the API server did not answer within {} s whether Lease {NAMESPACE}/{NAME} is free; trying again",
+                REQUEST_LIMIT.as_secs()
+            ),
+            Ok(Ok(Some(held))) => {
                 let epoch = held.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
                 let lost = CancellationToken::new();
                 let renewing = tokio::spawn(renew(api.clone(), held, duration, pause, lost.clone()));
                 return Ok(Some(Lease { epoch, lost, renewing, api, identity: identity.to_owned() }));
             }
-            Ok(None) if !told => {
-                info!("another agent leads; waiting for it to go");
+            Ok(Ok(None)) if !told => {
+                info!("another agent holds Lease {NAMESPACE}/{NAME}; waiting for it to go");
                 told = true;
             }
-            Ok(None) => {}
-            Err(Error::Api(status)) if status.code == 403 || status.code == 404 => {
+            Ok(Ok(None)) => {}
+            Ok(Err(Error::Api(status))) if status.code == 403 || status.code == 404 => {
                 return Err(Error::Api(status)).with_context(|| {
                     format!("Lease {NAMESPACE}/{NAME}: the agent's ClusterRole and the namespace {NAMESPACE} have to be there")
                 });
             }
-            Err(error) => warn!(%error, "the lease cannot be read or written; trying again"),
+            Ok(Err(error)) => warn!(%error, "Lease {NAMESPACE}/{NAME} cannot be read or written; trying again"),
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(None),
@@ -205,7 +205,11 @@ impl Lease {
     /// Ends renewing; with `free` the lease is given back at once, so that the next agent need not wait.
     pub async fn release(self, free: bool) {
         self.lost.cancel();
-        let _ = self.renewing.await;
+        // A renewal that is under way may wait for its answer; what it changes is read anew below.
+        let renewing = self.renewing.abort_handle();
+        if tokio::time::timeout(Duration::from_secs(2), self.renewing).await.is_err() {
+            renewing.abort();
+        }
         if !free {
             return;
         }

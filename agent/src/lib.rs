@@ -39,6 +39,10 @@ use tracing::{error, info};
 /// Namespace of the agent's lease.
 pub const NAMESPACE: &str = "styrmin-system";
 
+/// The API server ends a watch after 290 s; a connection that says nothing for longer is none.
+const WATCH_SILENCE: Duration = Duration::from_secs(300);
+/// How long the rooms may take to end, all together: less than the lease lasts.
+const ROOMS_END: Duration = Duration::from_secs(5);
 /// How long the lists of the first watches may take before the agent says that it waits.
 const FIRST_LISTS: Duration = Duration::from_secs(30);
 
@@ -60,8 +64,15 @@ pub async fn apply_kinds(folders: &[std::path::PathBuf]) -> anyhow::Result<()> {
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
     styrmin_client::choose_tls();
     let config = kube::Config::infer().await.context("no connection to a cluster is configured")?;
-    let client = kube::client::ClientBuilder::try_from(config).context("the connection to the cluster")?;
-    let client = client.with_layer(&metrics::Counting).build();
+    let connected = |config| -> anyhow::Result<Client> {
+        let client = kube::client::ClientBuilder::try_from(config).context("the connection to the cluster")?;
+        Ok(client.with_layer(&metrics::Counting).build())
+    };
+    let mut for_watches = config.clone();
+    for_watches.read_timeout = Some(WATCH_SILENCE);
+    let client = connected(config)?;
+    // Of its own: a command in a container may be silent for long, a watch may not.
+    let watching = connected(for_watches)?;
     if let Some(address) = settings.metrics_listen {
         let served = metrics::serve(address, stop.clone()).await;
         served.with_context(|| format!("STYRMIN_METRICS_LISTEN={address}"))?;
@@ -72,11 +83,12 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     info!(identity, epoch = lease.epoch, "this agent leads");
     let lost = lease.lost.clone();
 
-    let watch = watch::start(&client, Duration::from_secs(settings.relist.into()), &lost);
+    let watch = watch::start(&watching, Duration::from_secs(settings.relist.into()), &lost);
     let server = Arc::new(server::Server::new(&settings, identity, lease.epoch)?);
     let facts = facts::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), settings.timer(), lost.clone());
     let facts = tokio::spawn(facts);
     tokio::select! {
+        biased;
         () = lost.cancelled() => {}
         () = stop.cancelled() => {}
         () = watch.ready() => {}
@@ -87,25 +99,37 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
             }
         } => {}
     }
+    if lost.is_cancelled() || stop.is_cancelled() {
+        // Half of a first list is nothing to act on, nor to tell.
+        return end(lease, lost, stop.is_cancelled(), vec![facts]).await;
+    }
     let reporter =
         reporter::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), settings.clone(), lost.clone());
     let nudge = nudge::run(client.clone(), Arc::clone(&watch), Arc::clone(&server), lost.clone());
     let decryption = decryption::run(client.clone(), Arc::clone(&server), settings.timer(), lost.clone());
     let operator = operator::run(client, watch, server, &settings, lost.clone());
-    let reporter = tokio::spawn(reporter);
-    let nudge = tokio::spawn(nudge);
-    let decryption = tokio::spawn(decryption);
+    let rooms = vec![tokio::spawn(reporter), tokio::spawn(nudge), tokio::spawn(decryption), facts];
     tokio::select! {
-        () = operator => {}
+        biased;
         () = stop.cancelled() => {}
         () = lost.cancelled() => {}
+        () = operator => {}
     }
-    let by_us = stop.is_cancelled();
+    end(lease, lost, stop.is_cancelled(), rooms).await
+}
+
+/// Ends every room, then gives the lease back when the end is `by_us`.
+async fn end(
+    lease: lease::Lease,
+    lost: CancellationToken,
+    by_us: bool,
+    rooms: Vec<tokio::task::JoinHandle<()>>,
+) -> anyhow::Result<()> {
     lost.cancel();
-    let _ = tokio::time::timeout(Duration::from_secs(5), reporter).await;
-    let _ = tokio::time::timeout(Duration::from_secs(5), nudge).await;
-    let _ = tokio::time::timeout(Duration::from_secs(5), decryption).await;
-    let _ = tokio::time::timeout(Duration::from_secs(5), facts).await;
+    let aborts: Vec<_> = rooms.iter().map(tokio::task::JoinHandle::abort_handle).collect();
+    if tokio::time::timeout(ROOMS_END, futures::future::join_all(rooms)).await.is_err() {
+        aborts.iter().for_each(tokio::task::AbortHandle::abort);
+    }
     lease.release(by_us).await;
     anyhow::ensure!(by_us, "another agent leads, or the API server could not be reached for the lease's duration");
     Ok(())

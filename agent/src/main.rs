@@ -20,7 +20,10 @@ async fn main() -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()));
     match (command, settings) {
-        (Some(Command::ApplyCrds { folder }), _) => styrmin_agent::apply_kinds(&folder).await,
+        (Some(Command::ApplyCrds { folder }), _) => tokio::select! {
+            () = stop.cancelled() => anyhow::bail!("asked to stop before the kinds were up to date; run it again"),
+            done = styrmin_agent::apply_kinds(&folder) => done,
+        },
         (None, Some(settings)) => styrmin_agent::run(settings, stop).await,
         (None, None) => settings::command()
             .error(ErrorKind::MissingRequiredArgument, "no server address: set STYRMIN_SERVER_ADDRESS")

@@ -212,7 +212,67 @@ pub async fn serve(address: SocketAddr, stop: CancellationToken) -> std::io::Res
 
 #[cfg(test)]
 mod tests {
-    use super::what;
+    use super::{METRICS, Phases, pass, waited, waiting, what};
+    use prometheus_client::encoding::text::encode;
+    use std::time::Duration;
+    use styrmin_renderer::spec::StyrminDeploymentStatus;
+
+    /// The value of a line of `/metrics`.
+    fn value(line: &str) -> f64 {
+        let mut text = String::new();
+        encode(&mut text, &METRICS.registry).unwrap();
+        let found = text.lines().find_map(|known| known.strip_prefix(line)?.trim().parse().ok());
+        found.unwrap_or_default()
+    }
+
+    #[test]
+    fn rollouts_are_counted_by_their_outcome_and_phases_by_how_long_they_took() {
+        let phases = Phases::default();
+        let status = |instance: &str, phase: &str, corrections: u32| StyrminDeploymentStatus {
+            instance_id: Some(instance.into()),
+            phase: Some(phase.into()),
+            drift_corrections: Some(corrections),
+            ..StyrminDeploymentStatus::default()
+        };
+        let way = [
+            ("one", "CreatingPrerequisites", 0),
+            ("one", "CreatingHelmRelease", 0),
+            ("one", "Ready", 0),
+            ("one", "Ready", 2),
+            ("two", "CreatingHelmRelease", 2),
+            ("two", "Failed", 2),
+            ("three", "CreatingHelmRelease", 2),
+            ("four", "CreatingHelmRelease", 2),
+            ("four", "Deleting", 2),
+            ("four", "Deleted", 2),
+        ];
+        let mut before = StyrminDeploymentStatus::default();
+        for (instance, phase, corrections) in way {
+            let after = status(instance, phase, corrections);
+            phases.written("uid", &before, &after);
+            before = after;
+        }
+        for outcome in ["ready", "failed", "superseded", "deleted"] {
+            let line = format!("styrmin_agent_rollouts_total{{outcome=\"{outcome}\"}}");
+            assert_eq!(value(&line), 1.0, "{outcome}");
+        }
+        for (phase, times) in [("CreatingPrerequisites", 1.0), ("CreatingHelmRelease", 3.0), ("Deleting", 1.0)] {
+            let line = format!("styrmin_agent_phase_seconds_count{{phase=\"{phase}\"}}");
+            assert_eq!(value(&line), times, "{phase}");
+        }
+        assert_eq!(value("styrmin_agent_drift_corrections_total"), 2.0);
+        assert!(phases.since.lock().unwrap().is_empty(), "what has ended is forgotten");
+    }
+
+    #[test]
+    fn passes_and_the_queue_are_counted() {
+        pass("tested", Duration::from_millis(20));
+        waiting(7);
+        waited(Duration::from_millis(2));
+        assert_eq!(value("styrmin_agent_passes_total{result=\"tested\"}"), 1.0);
+        assert_eq!((value("styrmin_agent_queue"), value("styrmin_agent_queue_seconds_count")), (7.0, 1.0));
+        assert_eq!(value("styrmin_agent_pass_seconds_bucket{le=\"0.05\"}"), 1.0);
+    }
 
     #[test]
     fn calls_are_named_as_rights_are() {

@@ -17,6 +17,8 @@ use tracing::{debug, info, warn};
 
 /// How often Flux is asked again to fetch a revision that it does not have.
 const AGAIN: Duration = Duration::from_secs(60);
+/// How long one request of Flux may take.
+const NUDGE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the server may hold the question; it answers after 25 s.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Pauses after a question that failed.
@@ -80,10 +82,11 @@ impl Nudge {
                 continue;
             }
             info!(source = name, revision = newest, "asking Flux to fetch");
-            if let Err(error) = flux::nudge(&self.client, &resource, &object).await {
-                warn!(%error, source = name, "Flux could not be asked to fetch");
+            match tokio::time::timeout(NUDGE_LIMIT, flux::nudge(&self.client, &resource, &object)).await {
+                Ok(Ok(())) => drop(self.asked.insert(name, (newest.to_owned(), Instant::now()))),
+                Ok(Err(error)) => warn!(%error, source = name, "Flux could not be asked to fetch"),
+                Err(_) => warn!(source = name, "the API server did not say whether Flux was asked to fetch"),
             }
-            self.asked.insert(name, (newest.to_owned(), Instant::now()));
         }
     }
 }

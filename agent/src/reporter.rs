@@ -11,6 +11,7 @@ use crate::settings::Settings;
 use crate::snapshot::{self, Sent, Source, mark};
 use crate::watch::{Changed, Watch};
 use crate::{kept, rows, store};
+use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::Api;
@@ -67,11 +68,18 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             change = changed(&mut changes), if pause.is_zero() => Some(change),
         };
         if next.is_some() {
-            tokio::time::sleep(SOON).await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(SOON) => {}
+            }
             while changes.try_recv().is_ok() {}
         }
-        let report = tokio::time::timeout(REPORT_LIMIT, reporter.report()).await;
-        pause = match report.unwrap_or_else(|_| Err(anyhow::anyhow!("not within {} s", REPORT_LIMIT.as_secs()))) {
+        let report = tokio::select! {
+            () = stop.cancelled() => return,
+            report = tokio::time::timeout(REPORT_LIMIT, reporter.report()) => report,
+        };
+        let late = |_| Err(anyhow::anyhow!("the server did not take the report within {} s", REPORT_LIMIT.as_secs()));
+        pause = match report.unwrap_or_else(late) {
             Ok(()) => Duration::ZERO,
             Err(error) if server::is_stale(&error) => {
                 warn!(error = format!("{error:#}"), "the server hears another agent; this one ends");
@@ -111,7 +119,9 @@ impl Reporter {
             Some(cluster) => cluster.clone(),
             None => {
                 let api: Api<Namespace> = Api::all(self.client.clone());
-                let uid = api.get("kube-system").await?.metadata.uid.unwrap_or_default();
+                let found = api.get("kube-system").await;
+                let found = found.context("reading Namespace kube-system, whose UID names the cluster")?;
+                let uid = found.metadata.uid.unwrap_or_default();
                 self.cluster = Some(uid.clone());
                 uid
             }

@@ -397,15 +397,20 @@ fn a_stopped_deployment_is_ready_and_says_that_it_is_stopped() {
 fn one_ready_pod_is_enough_for_a_deployment_of_our_own() {
     let mut case = Case::new();
     case.object.spec.context = json!({ "deployment": { "internal": true } });
+    case.settle();
     case.release =
         Some(json!({ "metadata": { "generation": 1 }, "status": { "lastAttemptedGeneration": 1, "conditions": [
         { "type": "Stalled", "status": "True", "reason": "RetriesExceeded", "message": "m", "observedGeneration": 1 },
     ] } }));
+    let stalled = case.release.clone();
     let waits = case.settle();
     assert_eq!(case.phase(), phase::FAILED);
     assert!(waits.again.is_some_and(|again| again.as_secs() <= 5), "no change of a pod leads here");
     let mut case = Case { internal_ready: true, ..case };
     case.object.status = None;
+    case.release = None;
+    case.pass();
+    case.release = stalled;
     case.settle();
     assert_eq!(case.phase(), phase::READY);
 }
@@ -561,6 +566,9 @@ fn a_release_that_fails_after_a_stop_says_what_stays_stopped() {
     case.settle();
     assert_eq!(case.steps(), ["Run migrate Succeeded 1"]);
     case.wanted.held = false;
+    case.differing = vec![case.wanted.release.clone()];
+    case.settle();
+    case.differing.clear();
     let is = |kind: &str, status: &str, reason: &str| json!({ "type": kind, "status": status, "reason": reason, "message": "boom", "observedGeneration": 1 });
     case.release = Some(json!({ "metadata": { "generation": 1 }, "status": {
         "observedGeneration": 1, "lastAttemptedGeneration": 1, "upgradeFailures": 4,
@@ -570,4 +578,46 @@ fn a_release_that_fails_after_a_stop_says_what_stays_stopped() {
     assert_eq!(case.phase(), phase::FAILED);
     let message = case.status().message.clone().unwrap();
     assert!(message.ends_with("left stopped until a change succeeds: database"), "{message}");
+}
+
+#[test]
+fn the_time_of_an_action_is_not_that_of_the_release() {
+    let mut case = Case::with_actions(
+        "[{name: b, hook: setup, mode: core, steps: [{run_job: {component: database, command: [b]}}]}]",
+    );
+    case.flux_ready();
+    case.settle();
+    case.sees(job("b"));
+    case.pass();
+    case.sees(HookState::Running);
+    case.settle();
+    case.after(400);
+    case.sees(HookState::Succeeded);
+    // A policy is still to be written.
+    case.differing = vec![json!({ "kind": "NetworkPolicy", "metadata": { "name": "p" } })];
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.status().display_state.as_deref()), (phase::SERVICES, Some("Deploying")));
+    case.after(271);
+    case.pass();
+    assert_eq!((case.reason().as_str(), case.status().display_state.as_deref()), ("ReadyTimeout", Some("Error")));
+}
+
+#[test]
+fn components_that_never_stop_fail_the_step() {
+    let mut case = Case::with_actions(STOPS);
+    case.wanted.held = true;
+    case.differing = vec![case.wanted.release.clone()];
+    case.release = Some(json!({ "metadata": { "generation": 1 }, "status": { "conditions": [
+        { "type": "Ready", "status": "False", "reason": "SourceNotReady", "message": "no chart", "observedGeneration": 1 }] } }));
+    case.settle();
+    case.differing.clear();
+    case.after(1229);
+    case.settle();
+    assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
+    let waits = case.status().steps.iter().find(|step| step.key.is_some()).unwrap().message.clone();
+    assert_eq!(waits.as_deref(), Some("Waiting for database to be stopped: no chart"));
+    case.after(2);
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::FAILED, "HookFailed"));
+    assert_eq!(case.status().message.as_deref(), Some("database could not be stopped within 1230 s: no chart"));
 }

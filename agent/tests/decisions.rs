@@ -4,8 +4,9 @@ mod case;
 
 use case::{Case, NOW, leftover, spec};
 use serde_json::json;
+use std::time::Duration;
 use styrmin_agent::operator::FINALIZER;
-use styrmin_agent::operator::decide::{Action, Leftover, phase};
+use styrmin_agent::operator::decide::{Action, Leftover, Settings, phase, unobserved};
 
 #[test]
 fn the_first_spec_is_noted_with_the_status_that_comes_before_what_is_written() {
@@ -270,4 +271,232 @@ fn a_record_that_somebody_deleted_is_made_again() {
     assert_eq!(again.notes[0].message, "Put back ControllerRevision of what was applied");
     case.recorded = true;
     assert_eq!(case.pass().before, []);
+}
+
+fn stalled() -> serde_json::Value {
+    json!({ "metadata": { "generation": 1 }, "status": { "observedGeneration": 1, "lastAttemptedGeneration": 1, "failures": 4,
+        "installFailures": 4, "conditions": [
+            { "type": "Ready", "status": "False", "reason": "RetriesExceeded", "message": "m", "observedGeneration": 1 },
+            { "type": "Stalled", "status": "True", "reason": "RetriesExceeded", "message": "gave up", "observedGeneration": 1 }] } })
+}
+
+#[test]
+fn what_flux_has_given_up_on_is_tried_again_when_somebody_asks() {
+    let mut case = Case::new();
+    case.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    case.settle();
+    case.release = Some(stalled());
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::FAILED, "RetriesExceeded"));
+    assert_eq!(case.status().release_reset_at, None, "nobody has asked");
+    // The same once more.
+    case.object.spec.instance_id = "two".into();
+    case.after(60);
+    case.settle();
+    let asked = case.status().release_reset_at.clone().unwrap();
+    assert_eq!((case.phase().as_str(), asked.as_str()), (phase::RELEASE, "2026-11-29T15:01:00Z"));
+    case.after(5);
+    case.settle();
+    assert_eq!(case.phase(), phase::RELEASE, "what Flux said before it was asked says nothing");
+    // Flux has heard it and gives up again, then somebody else asks and it is ready.
+    let mut again = stalled();
+    again["status"]["lastHandledResetAt"] = asked.as_str().into();
+    case.release = Some(again);
+    case.settle();
+    assert_eq!(case.phase(), phase::FAILED);
+    case.flux_ready();
+    case.release.as_mut().unwrap()["status"]["lastHandledResetAt"] = "2026-11-29T16:02:00.5+01:00".into();
+    case.settle();
+    assert_eq!((case.phase().as_str(), &case.status().release_reset_at), (phase::READY, &None));
+}
+
+#[test]
+fn another_release_is_not_asked_to_be_tried_again() {
+    let mut case = Case::new();
+    case.release = Some(stalled());
+    case.settle();
+    case.change("two");
+    case.differing = vec![case.wanted.release.clone()];
+    case.settle();
+    assert_eq!((case.phase().as_str(), &case.status().release_reset_at), (phase::RELEASE, &None));
+}
+
+#[test]
+fn the_way_back_to_what_was_applied_is_a_rollout_without_actions() {
+    let mut case = Case::with_actions(
+        "[{name: a, hook: upgrade, mode: pre, steps: [{run_job: {component: database, command: [a]}}]}]",
+    )
+    .ready();
+    let applied = case.object.spec.clone();
+    case.change("two");
+    case.differing = vec![case.wanted.release.clone()];
+    case.settle();
+    assert_eq!(case.phase(), phase::RELEASE);
+    case.object.spec = applied;
+    let noted = case.pass();
+    assert_eq!(noted.notes[0].message, "Instance one: back to what was applied");
+    let written = case.pass();
+    assert_eq!(written.after, [Action::Apply(case.wanted.release.clone())]);
+    assert_eq!((case.phase().as_str(), case.steps().len(), case.status().steps.len()), (phase::RELEASE, 0, 4));
+    assert!(case.status().rollout_started_at.is_some());
+    case.after(271);
+    let late = case.pass();
+    assert_eq!((late.status.display_state.as_deref(), late.notes[0].reason.as_str()), (Some("Error"), "ReadyTimeout"));
+    assert_eq!(case.pass().notes, [], "said once");
+    case.differing.clear();
+    case.flux_ready();
+    // The Services of the other one may be others.
+    case.network = None;
+    case.pass();
+    assert_eq!(case.phase(), phase::SERVICES);
+    case.network = Some(styrmin_agent::operator::decide::Network::default());
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.status().display_state.as_deref()), (phase::READY, Some("Running")));
+}
+
+#[test]
+fn a_change_of_ours_is_no_drift() {
+    let mut case = Case::new();
+    case.wanted.release["spec"] = json!({ "timeout": "300s", "valuesFrom": [{ "name": "one" }] });
+    let mut case = case.ready();
+    // Another setting of the agent.
+    case.wanted.release["spec"]["timeout"] = "600s".into();
+    case.differing = vec![case.wanted.release.clone()];
+    let applied = case.pass();
+    assert_eq!(applied.after, [Action::Apply(case.wanted.release.clone())]);
+    assert_eq!((case.phase().as_str(), case.status().drift_corrections), (phase::READY, None));
+    case.differing.clear();
+    case.pass();
+    // Now an edit.
+    case.differing = vec![case.wanted.release.clone()];
+    case.pass();
+    assert_eq!((case.phase().as_str(), case.status().drift_corrections), (phase::READY, Some(1)));
+    case.differing.clear();
+    case.pass();
+    // Another value in a Secret that somebody else keeps.
+    case.wanted.release["spec"]["valuesFrom"][0]["name"] = "two".into();
+    case.differing = vec![case.wanted.release.clone()];
+    let renewed = case.pass();
+    assert_eq!(renewed.notes[0].reason, "Renewed");
+    assert_eq!((case.phase().as_str(), case.status().drift_corrections), (phase::RELEASE, Some(1)));
+    assert_eq!(case.status().rollout_started_at.as_deref(), Some(NOW));
+    case.after(271);
+    case.pass();
+    assert_eq!(case.reason(), "ReadyTimeout");
+    case.differing.clear();
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::READY, "Ready"));
+    assert_eq!(case.pass().notes, []);
+}
+
+#[test]
+fn what_is_waited_for_too_long_is_an_error_that_names_it() {
+    let mut case = Case::new();
+    case.driver_here = false;
+    case.pass();
+    case.after(269);
+    case.pass();
+    assert_eq!(case.status().display_state.as_deref(), Some("Deploying"));
+    case.after(2);
+    let late = case.pass();
+    assert_eq!((case.reason().as_str(), late.status.display_state.as_deref()), ("ReadyTimeout", Some("Error")));
+    let message = late.status.message.clone().unwrap();
+    let begins = "Deployment did not reach Ready within 270 seconds, phase CreatingPrerequisites: Waiting for";
+    assert!(message.starts_with(begins), "{message}");
+    assert_eq!(late.notes[0].reason, "ReadyTimeout");
+    case.after(60);
+    assert_eq!(case.pass().status, late.status, "written once");
+    // It comes all the same.
+    case.driver_here = true;
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.status().display_state.as_deref()), (phase::RELEASE, Some("Deploying")));
+    case.flux_ready();
+    case.settle();
+    assert_eq!(case.phase(), phase::READY);
+}
+
+#[test]
+fn a_release_that_could_not_be_written_gets_a_new_start() {
+    let mut case = Case::new();
+    case.differing = vec![case.wanted.release.clone()];
+    case.settle();
+    case.trouble = Some("applying NetworkPolicy n/p: exceeded quota");
+    case.after(30);
+    case.pass();
+    assert_eq!(case.status().rollout_started_at.as_deref(), Some("2026-11-29T15:00:30Z"));
+    case.differing.clear();
+    case.after(30);
+    case.pass();
+    assert_eq!(case.status().rollout_started_at.as_deref(), Some("2026-11-29T15:00:30Z"), "it is written");
+}
+
+#[test]
+fn of_what_cannot_be_observed_the_instance_and_the_reason_are_told() {
+    let mut case = Case::new();
+    let settings = Settings::default();
+    let told = unobserved(&case.object, "reading Secret e/s: forbidden", case.now, &settings).unwrap();
+    assert_eq!((told.instance_id.as_deref(), told.phase.as_deref()), (Some("one"), Some(phase::PREREQUISITES)));
+    assert_eq!(told.message.as_deref(), Some("reading Secret e/s: forbidden"));
+    case.object.status = Some(told);
+    assert_eq!(unobserved(&case.object, "reading Secret e/s: forbidden", case.now, &settings), None, "once");
+    case.settle();
+    case.after(271);
+    let late = unobserved(&case.object, "reading Secret e/s: forbidden", case.now, &settings).unwrap();
+    assert_eq!(late.display_state.as_deref(), Some("Error"));
+    assert!(late.message.unwrap().ends_with("phase CreatingHelmRelease: reading Secret e/s: forbidden"));
+    // What runs goes on running.
+    let case = Case::new().ready();
+    assert_eq!(unobserved(&case.object, "why", case.now, &settings), None);
+}
+
+#[test]
+fn while_nobody_confirms_an_end_what_runs_is_kept_as_it_is() {
+    let mut case = Case::new().ready().going();
+    case.differing = vec![case.wanted.prerequisites[0].clone()];
+    assert_eq!(case.pass().after, [Action::Apply(case.differing[0].clone())]);
+    case.differing.clear();
+    // An action had stopped something.
+    case.object.status.as_mut().unwrap().stopped_components = vec!["database".into()];
+    let starts = case.pass();
+    assert_eq!((starts.status.stopped_components, starts.again), (vec![], Some(Duration::ZERO)));
+    // What was never acted on is not begun now.
+    case.change("two");
+    case.differing = vec![case.wanted.release.clone()];
+    assert_eq!(case.pass().after, []);
+}
+
+#[test]
+fn every_phase_and_every_failure_has_an_event() {
+    let mut case = Case::new();
+    case.collisions = vec!["the service \"a\" of others has no alias".into()];
+    let reasons = |notes: &[styrmin_agent::operator::decide::Note]| -> Vec<String> {
+        notes.iter().map(|note| note.reason.clone()).collect()
+    };
+    let first = case.pass();
+    assert_eq!(reasons(&first.notes), ["RolloutStarted", "AliasCollision"]);
+    case.flux_ready();
+    case.network = None;
+    // Something else is told as well: the phase is not left out for it.
+    case.collisions = vec!["another".into()];
+    let services = case.pass();
+    assert_eq!(
+        (reasons(&services.notes), case.phase().as_str()),
+        (vec!["AliasCollision".into(), "PhaseChanged".into()], phase::SERVICES)
+    );
+    case.network = Some(styrmin_agent::operator::decide::Network::default());
+    assert_eq!(reasons(&case.pass().notes), ["Ready"]);
+    case.release = Some(stalled());
+    let failed = case.pass();
+    assert_eq!((reasons(&failed.notes), failed.notes[0].warning), (vec!["RolloutFailed".into()], true));
+}
+
+#[test]
+fn a_suspended_release_is_named_as_what_is_waited_for() {
+    let mut case = Case::new();
+    case.release =
+        Some(json!({ "metadata": { "generation": 1, "name": "s", "namespace": "e" }, "spec": { "suspend": true } }));
+    case.settle();
+    let message = case.status().message.clone().unwrap();
+    assert!(message.starts_with("HelmRelease e/s is suspended") && message.contains("flux resume"), "{message}");
+    assert_eq!(case.pass().status, *case.status(), "written once");
 }

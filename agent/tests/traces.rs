@@ -3,10 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-use styrmin_agent::operator::decide::{Decision, DriverSeen, Network, Observed, Settings, Wanted, decide, phase};
+use styrmin_agent::operator::FINALIZER;
+use styrmin_agent::operator::decide::{
+    Action, Decision, DriverSeen, Leftover, Network, ObjectKey, Observed, Settings, Wanted, decide, phase,
+};
 use styrmin_agent::operator::release::FailureEvent;
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::spec::{Condition, StyrminDeployment, StyrminDeploymentSpec};
@@ -52,17 +56,25 @@ fn object(instance: i64) -> StyrminDeployment {
     object
 }
 
-/// Feeds a trace, and gives what the operator says after every line that shows the HelmRelease.
-fn replay(name: &str) -> Vec<After> {
+/// The lines of a trace.
+fn lines(name: &str) -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/flux-traces/{name}.jsonl"));
-    let text = std::fs::read_to_string(path).unwrap();
+    std::fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Feeds a trace up to its deletion, and gives what the operator says after every line that shows the HelmRelease.
+fn replay(name: &str) -> Vec<After> {
+    replayed(name).0
+}
+
+/// The same with the object at its end.
+fn replayed(name: &str) -> (Vec<After>, StyrminDeployment) {
     let driver = driver();
     let settings = Settings { ready_timeout: 270, ..Settings::default() };
     let mut object = object(1);
     let (mut applied, mut failure, mut release) = (None, None, None::<Value>);
     let (mut seen, mut gone) = (Vec::new(), false);
-    for line in text.lines() {
-        let line: Value = serde_json::from_str(line).unwrap();
+    for line in lines(name) {
         let now: Timestamp = line["at"].as_str().unwrap().parse().unwrap();
         if let Some(event) = line.get("event") {
             failure = FailureEvent::read(event).or(failure);
@@ -119,7 +131,7 @@ fn replay(name: &str) -> Vec<After> {
         }
     }
     assert!(!seen.is_empty());
-    seen
+    (seen, object)
 }
 
 fn observed<'a>(
@@ -187,12 +199,109 @@ fn failed_when_stalled(seen: &[After], generation: i64) {
 #[test]
 fn a_healthy_life() {
     for name in ["install-upgrade-delete", "shape-life"] {
-        let seen = replay(name);
+        let (seen, object) = replayed(name);
         never(&seen, phase::FAILED, None);
         is_ready(last_of(&seen, 1));
         let (_, begun) = first(&seen, |after| after.generation == 2);
         assert_eq!((begun.phase.as_str(), begun.release.status.as_str()), (phase::RELEASE, "Unknown"), "{name}");
         is_ready(last_of(&seen, 2));
+        ends(name, object);
+    }
+}
+
+/// The lines from the deletion on: the teardown waits for the uninstall, then ends.
+fn ends(name: &str, mut object: StyrminDeployment) {
+    let driver = driver();
+    let wanted = Wanted::default();
+    object.metadata.deletion_timestamp = Some(Time("2026-11-29T16:00:00Z".parse().unwrap()));
+    object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    let key = || ObjectKey::new("helm.toolkit.fluxcd.io/v2", "HelmRelease", "e", "n");
+    let is_going = |line: &Value| !line["helmRelease"]["metadata"]["deletionTimestamp"].is_null();
+    let lines: Vec<Value> = lines(name).into_iter().filter(is_going).collect();
+    assert!(lines.len() >= 3, "{name}");
+    for line in lines {
+        let gone = line["watch"] == "DELETED";
+        let leftovers = [Leftover { name: "HelmRelease e/n".into(), object: key(), going: true }];
+        let mut last = Decision::default();
+        for _ in 0..4 {
+            let observed = Observed {
+                release: Some(&line["helmRelease"]).filter(|_| !gone),
+                confirmed: Some("the deletion was requested"),
+                leftovers: if gone { &[] } else { &leftovers },
+                ..Observed::new(&object, DriverSeen::Here(&driver), Ok(&wanted))
+            };
+            last = decide(&observed, line["at"].as_str().unwrap().parse().unwrap(), &Settings::default());
+            object.status = Some(last.status.clone());
+        }
+        let status = object.status.as_ref().unwrap();
+        assert_ne!(status.display_state.as_deref(), Some("Error"), "{name}: {status:?}");
+        let (phase, after) = if gone {
+            (phase::DELETED, vec![Action::RemoveFinalizer])
+        } else {
+            assert_eq!(status.message.as_deref(), Some("Waiting for HelmRelease e/n to go"), "{name}");
+            (phase::DELETING, vec![])
+        };
+        assert_eq!((status.phase.as_deref(), last.after), (Some(phase), after), "{name}");
+    }
+}
+
+#[test]
+fn an_uninstall_that_fails_is_told() {
+    let (_, mut object) = replayed("shape-life");
+    object.metadata.deletion_timestamp = Some(Time("2026-11-29T16:00:00Z".parse().unwrap()));
+    object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    let release = json!({ "status": { "conditions": [{ "type": "Ready", "status": "False", "reason": "UninstallFailed",
+        "message": "hook failed" }] } });
+    let key = ObjectKey::new("helm.toolkit.fluxcd.io/v2", "HelmRelease", "e", "n");
+    let leftovers = [Leftover { name: "HelmRelease e/n".into(), object: key, going: true }];
+    let (driver, wanted) = (driver(), Wanted::default());
+    let mut now: Timestamp = "2026-11-29T16:00:00Z".parse().unwrap();
+    let mut pauses = Vec::new();
+    for _ in 0..4 {
+        let observed = Observed {
+            release: Some(&release),
+            confirmed: Some("the deletion was requested"),
+            leftovers: &leftovers,
+            ..Observed::new(&object, DriverSeen::Here(&driver), Ok(&wanted))
+        };
+        let decision = decide(&observed, now, &Settings::default());
+        pauses.push(decision.again.unwrap().as_secs());
+        object.status = Some(decision.status);
+        now += jiff::SignedDuration::from_secs(80);
+    }
+    let status = object.status.unwrap();
+    assert_eq!(status.message.as_deref(), Some("Waiting for HelmRelease e/n to go: hook failed"));
+    assert_eq!(status.display_state.as_deref(), Some("Error"));
+    assert_eq!(pauses, [0, 2, 10, 20], "asked for less and less often");
+}
+
+#[test]
+fn a_release_that_is_uninstalled_by_others_is_no_failure() {
+    let (seen, mut object) = replayed("shape-holder-namespace-deleted");
+    never(&seen, phase::FAILED, None);
+    is_ready(last(&seen));
+    let driver = driver();
+    let wanted = Wanted { release: json!({ "kind": "HelmRelease" }), ..Wanted::default() };
+    for line in lines("shape-holder-namespace-deleted") {
+        let found = &line["helmRelease"];
+        if found["metadata"]["deletionTimestamp"].is_null() {
+            continue;
+        }
+        let gone = line["watch"] == "DELETED";
+        let (going, differing) = (["HelmRelease n".to_owned()], [wanted.release.clone()]);
+        let observed = Observed {
+            release: Some(found).filter(|_| !gone),
+            going: if gone { &[] } else { &going },
+            differing: if gone { &differing } else { &[] },
+            applied: Some(&object.spec),
+            ..Observed::new(&object, DriverSeen::Here(&driver), Ok(&wanted))
+        };
+        let decision = decide(&observed, line["at"].as_str().unwrap().parse().unwrap(), &Settings::default());
+        let made = decision.after.contains(&Action::Apply(wanted.release.clone()));
+        assert_eq!(made, gone, "made again once it is gone: {decision:#?}");
+        assert_eq!(decision.status.phase.as_deref(), Some(phase::READY));
+        assert_eq!(decision.status.drift_corrections, gone.then_some(1));
+        object.status = Some(decision.status);
     }
 }
 
@@ -217,6 +326,20 @@ fn an_upgrade_that_fails_names_the_failure_and_not_the_rollback() {
             "{name}"
         );
         assert_eq!(meanwhile.remediated.as_ref().unwrap().reason, "RollbackSucceeded");
+        // What is copied has Flux's own time, and names the failure as Released does.
+        let copied = seen.iter().filter(|after| after.generation == 2 && after.release.status == "False");
+        let mut checked = 0;
+        for after in copied {
+            let (Some(ready), Some(released)) =
+                (after.condition("Ready", "False"), after.condition("Released", "False"))
+            else {
+                continue;
+            };
+            checked += 1;
+            assert_eq!(ready["lastTransitionTime"], after.release.last_transition_time.as_str(), "{name}: {after:#?}");
+            assert_eq!(released["message"], after.release.message.as_str(), "{name}");
+        }
+        assert!(checked > 3, "{name}: {checked}");
         is_ready(last_of(&seen, 3));
         assert!(last_of(&seen, 3).remediated.is_none());
     }
@@ -240,7 +363,10 @@ fn a_rollback_that_flux_calls_ready_is_a_failure() {
     };
     let (at, after) = first(&seen, calls_ready);
     assert_eq!((after.phase.as_str(), after.ready.reason.as_str()), (phase::FAILED, "RolledBack"));
-    assert!(after.message.starts_with("FluxCD rolled the release back after release v2 failed"), "{}", after.message);
+    let expected = "FluxCD rolled the release back after release v2 failed: Helm upgrade failed for release \
+                    override-rolled-back/override-rolled-back with chart hello@0.1.0: timeout waiting for: \
+                    [Deployment/override-rolled-back/override-rolled-back status: 'InProgress']";
+    assert_eq!(after.message, expected);
     assert!(seen[..at].iter().all(|after| after.phase != phase::FAILED));
     assert_eq!(last(&seen).phase, phase::FAILED);
 }

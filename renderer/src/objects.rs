@@ -7,7 +7,7 @@ use crate::context::{self, SecretRef};
 use crate::driver::{DRIVER_FILE, Driver, VALUES_FILE};
 use crate::layout::{self, FLUX_NAMESPACE, MANAGED_BY, SYSTEM_NAMESPACE};
 use crate::names::EnvironmentId;
-use crate::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, StyrminDeploymentSpec};
+use crate::spec::{DEPLOYMENT_LABEL, ENVIRONMENT_LABEL, RenderedRelease, StyrminDeploymentSpec};
 use crate::values::{self, ValuesError};
 use crate::{canonical, post_render, yaml};
 use serde_json::{Map, Value, json};
@@ -471,6 +471,23 @@ pub fn helm_release(
             ],
         },
     })
+}
+
+/// Fields of a HelmRelease's spec that say how Flux goes about it.
+const SETTINGS: [&str; 5] = ["driftDetection", "install", "interval", "timeout", "upgrade"];
+
+/// What a HelmRelease is, in digests: two that differ only in settings bring the same into the cluster.
+#[must_use]
+pub fn rendered(release: &Value) -> RenderedRelease {
+    let digest = |settings: bool| {
+        let fields = release["spec"].as_object().into_iter().flatten();
+        let some: Map<String, Value> = fields
+            .filter(|(name, _)| SETTINGS.contains(&name.as_str()) == settings)
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        canonical::short(&canonical::digest(&Value::Object(some))).to_owned()
+    };
+    RenderedRelease { content: digest(false), settings: digest(true) }
 }
 
 /// What [`helm_release`] writes into a HelmRelease's spec.

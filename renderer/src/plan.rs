@@ -122,6 +122,13 @@ pub fn plan_from_unknown(to: Option<&StyrminDeploymentSpec>, actions: &[Action])
     steps(workflow, None, to, actions)
 }
 
+/// Back to what was last applied, after a change of which nobody knows how far it came: the release and the services
+/// are as they were again, and no action is run.
+#[must_use]
+pub fn plan_back() -> Plan {
+    Plan { workflow: Workflow::None, ..steps(Workflow::Update, None, None, &[]) }
+}
+
 fn workflow(from: Option<&StyrminDeploymentSpec>, to: Option<&StyrminDeploymentSpec>) -> Workflow {
     match (from, to) {
         (_, None) => Workflow::Delete,

@@ -105,6 +105,12 @@ pub struct StyrminDeploymentStatus {
     pub spec_digest: Option<String>,
     /// When the HelmRelease of this rollout was written (RFC 3339).
     pub rollout_started_at: Option<String>,
+    /// Since when Flux is asked to try again what it has given up on (RFC 3339), until it is ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release_reset_at: Option<String>,
+    /// What the HelmRelease was rendered to when it became ready: tells a change of ours from an edit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rendered_release: Option<RenderedRelease>,
     /// Digest of the spec that was last applied with success. What it was is in a ControllerRevision; this says
     /// that there has to be one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,6 +141,16 @@ pub struct StyrminDeploymentStatus {
     /// What was said once and stays said, because Flux removes annotations that are not in Git.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latched: Option<Latched>,
+}
+
+/// Digests of a HelmRelease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RenderedRelease {
+    /// Of what Helm is given.
+    pub content: String,
+    /// Of how Flux is to go about it: the agent's settings.
+    pub settings: String,
 }
 
 /// How a declared service is reached.

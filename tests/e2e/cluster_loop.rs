@@ -3,11 +3,14 @@
 
 use serde_json::{Value, json};
 use std::time::Duration;
+use styrmin_renderer::layout::MANAGED_BY;
 use styrmin_tests::people::Person;
 use styrmin_tests::plane::{KWOK, condition};
 use styrmin_tests::server::Api as _;
 use styrmin_tests::world::{LIMIT, World};
 use styrmin_tests::{eventually, git};
+
+const HELM: &str = "helm.toolkit.fluxcd.io/v2";
 
 fn step<'a>(task: &'a Value, name: &str) -> &'a Value {
     let steps = task["steps"].as_array().unwrap();
@@ -109,7 +112,7 @@ async fn a_deployment_is_created_changed_upgraded_and_deleted() {
     for object in [
         ["v1", "Namespace", "", &name],
         ["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name],
-        ["helm.toolkit.fluxcd.io/v2", "HelmRelease", &namespace, &name],
+        [HELM, "HelmRelease", &namespace, &name],
     ] {
         assert!(world.plane.get(&object).await.is_none(), "{object:?} is still there");
     }
@@ -440,7 +443,7 @@ async fn a_slip_in_git_tears_nothing_down_and_people_see_why() {
         let (namespace, name) = world.object(id);
         let pods = world.plane.kubectl(&["-n", &name, "get", "pods", "-o", "jsonpath={.items[*].status.phase}"]).await;
         assert!(pods.contains("Running"), "{name}: {pods}");
-        assert!(world.plane.get(&["helm.toolkit.fluxcd.io/v2", "HelmRelease", &namespace, &name]).await.is_some());
+        assert!(world.plane.get(&[HELM, "HelmRelease", &namespace, &name]).await.is_some());
     }
     // Put back: the application was never touched, and the object is a new one.
     let before = world.plane.get(&["v1", "Namespace", "", &world.object(&deployments[0]).1]).await.unwrap();
@@ -552,6 +555,38 @@ async fn drift_is_put_back() {
             found.is_some_and(|found| found["status"]["readyReplicas"].as_i64() >= Some(1))
         })
         .await;
-    assert_eq!(world.deployment(&id).await["state"], "RUNNING");
+    world.until_state(&id, "RUNNING").await;
+
+    // The values that Helm is given: the Secret, and whatever somebody adds to the release.
+    let secret = values_of(&world, &namespace, &name).await;
+    world.plane.kubectl(&["-n", &namespace, "delete", "secret", &secret]).await;
+    world.plane.until(&["v1", "Secret", &namespace, &secret], LIMIT, |found| found.is_some()).await;
+    let release = [HELM, "HelmRelease", namespace.as_str(), name.as_str()];
+    let edit = r#"{"spec":{"values":{"replicas":7},"suspend":true}}"#;
+    world.plane.kubectl(&["-n", &namespace, "patch", "helmrelease", &name, "--type=merge", "-p", edit]).await;
+    let back = |found: Option<&Value>| found.is_some_and(|found| found["spec"]["values"].is_null());
+    let found = world.plane.until(&release, LIMIT, back).await.unwrap();
+    assert_eq!(found["spec"]["suspend"], true, "to suspend it is everybody's right");
+    let resumed = r#"{"spec":{"suspend":false}}"#;
+    world.plane.kubectl(&["-n", &namespace, "patch", "helmrelease", &name, "--type=merge", "-p", resumed]).await;
+
+    // A Service of ours without the label that it is known by is ours still.
+    let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
+    let service = ["-n", &name, "get", "services", "-l", &ours, "-o", "jsonpath={.items[0].metadata.name}"];
+    let service = world.plane.kubectl(&service).await;
+    let without = format!("{}-", MANAGED_BY.0);
+    world.plane.kubectl(&["-n", &name, "label", "service", &service, &without]).await;
+    let labelled =
+        |found: Option<&Value>| found.is_some_and(|found| found["metadata"]["labels"][MANAGED_BY.0] == MANAGED_BY.1);
+    world.plane.until(&["v1", "Service", &name, &service], LIMIT, labelled).await;
+    let corrected = world.plane.get(&object).await.unwrap()["status"]["driftCorrections"].as_i64();
+    assert!(corrected >= Some(4), "{corrected:?}");
+    world.until_state(&id, "RUNNING").await;
     assert!(world.plane.program(KWOK).id().await.is_some());
+}
+
+/// Name of the Secret that a release has its values from.
+async fn values_of(world: &World, namespace: &str, name: &str) -> String {
+    let release = world.plane.get(&[HELM, "HelmRelease", namespace, name]).await.unwrap();
+    release["spec"]["valuesFrom"][0]["name"].as_str().unwrap().to_owned()
 }

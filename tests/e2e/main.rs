@@ -25,6 +25,7 @@ mod proposal_faults;
 mod proposals;
 mod proposals_in_cluster;
 mod reach;
+mod rendered;
 mod replicas;
 mod report_rules;
 mod reports;

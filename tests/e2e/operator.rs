@@ -165,6 +165,13 @@ async fn actions_run_in_order_around_the_release_and_each_once() {
     let task = world.client().delete(&id).await.unwrap().unwrap();
     ended(&world.until_ended(&task).await, "SUCCEEDED");
     assert_eq!(lines(&file), ["fill", "warm", "dump", "reindex", "dump", "reindex", "save"]);
+
+    // Another deployment of the same driver is set up for itself.
+    let mut other = input(&world, "busy");
+    other["name"] = "back".into();
+    let (_, task) = world.client().create(other).await.unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    assert_eq!(lines(&file)[7..], ["fill", "warm"]);
     assert!(world.plane.get(&["v1", "Namespace", "", &name]).await.is_none());
 }
 
@@ -531,6 +538,62 @@ async fn the_network_of_three_deployments_in_two_environments() {
     expect(&web, vec![leads_to("shop", &late)]).await;
 }
 
+/// The cause is gone and the file says what it said: Flux has to be asked to try again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_flux_gave_up_on_is_tried_again_when_somebody_asks() {
+    let world = World::start().await;
+    let client = world.client();
+    let policy = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": { "name": "refuses" }, "spec": {
+            "matchConstraints": { "resourceRules": [{ "apiGroups": ["apps"], "apiVersions": ["v1"],
+                "operations": ["CREATE"], "resources": ["deployments"] }] },
+            "validations": [{ "expression": "false", "message": "the registry is away" }] } });
+    let binding = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": { "name": "refuses" }, "spec": { "policyName": "refuses", "validationActions": ["Deny"] } });
+    for object in [&policy, &binding] {
+        world.plane.apply(object).await;
+    }
+    let probe = ["create", "deployment", "probe", "--image=example.com/probe:1", "--dry-run=server"];
+    eventually("the policy is enforced", LIMIT, async || {
+        let answer = world.plane.try_kubectl(&probe).await;
+        answer.map_or_else(|_| Ok(()), Err)
+    })
+    .await;
+    let (id, task) = client.web(&world.environment, "front").await;
+    let failed = world.until_ended(&task).await;
+    ended(&failed, "FAILED");
+    let stalled = until_object(&world, &id, |found| found["status"]["phase"] == "Failed").await;
+    let message = stalled["status"]["message"].as_str().unwrap();
+    assert!(message.contains("the registry is away"), "{message}");
+    let (namespace, name) = world.object(&id);
+    let events = world.plane.kubectl(&["-n", &namespace, "get", "events", "-o", "json"]).await;
+    let events: Value = serde_json::from_str(&events).unwrap();
+    let about = |event: &&Value| {
+        event["involvedObject"]["kind"] == "StyrminDeployment" && event["involvedObject"]["name"] == name.as_str()
+    };
+    let reasons: Vec<&str> = events["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(about)
+        .map(|event| event["reason"].as_str().unwrap())
+        .collect();
+    for reason in ["RolloutStarted", "RolloutFailed"] {
+        assert!(reasons.contains(&reason), "{reason}: {reasons:?}");
+    }
+    world.plane.kubectl(&["delete", "validatingadmissionpolicybinding", "refuses"]).await;
+    eventually("the policy is gone", LIMIT, async || world.plane.try_kubectl(&probe).await.map(drop)).await;
+    // Nobody asks for anything: it stays as it is.
+    tokio::time::sleep(OVER_A_TIMER).await;
+    assert_eq!(object(&world, &id).await["status"]["phase"], "Failed");
+    let query = "mutation($id: ID!) { retryTask(task: $id) { task { id } } }";
+    let again = client.ok(query, json!({ "id": task })).await["retryTask"]["task"]["id"].clone();
+    ended(&world.until_ended(again.as_str().unwrap()).await, "SUCCEEDED");
+    world.until_state(&id, "RUNNING").await;
+    let status = object(&world, &id).await["status"].clone();
+    assert_eq!((status["phase"].as_str(), &status["releaseResetAt"]), (Some("Ready"), &Value::Null));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_override_whose_container_is_not_there_is_named() {
     let world = World::start_with(|drivers| driver(drivers, "other", "web", "nope", "")).await;
@@ -585,6 +648,14 @@ async fn environments_and_releases_are_kept_from_being_deleted() {
     ])
     .await;
     assert!(world.plane.get(&["apps/v1", "Deployment", &name, &name]).await.is_some());
+    refused(&[
+        "delete",
+        "namespace",
+        &namespace,
+        "--wait=false",
+        &format!("--as=system:serviceaccount:{FLUX}:somebody"),
+    ])
+    .await;
     // A word that means another object means nothing.
     world.plane.kubectl(&["-n", &namespace, "annotate", "helmrelease", &name, "styrmin.io/allow-delete=true"]).await;
     refused(&["-n", &namespace, "delete", "helmrelease", &name]).await;

@@ -66,7 +66,18 @@ const VALUES: &str = "env: ${{ env_list(components.web.env_vars) }}\n";
 const CALLS: usize = 50;
 
 /// Events whose loss is tried: what they say, in which stage, and how to tell them.
-const LOST: [(&str, Stage, Tell); 7] = [
+const LOST: [(&str, Stage, Tell); 11] = [
+    ("the creation of a network policy", Stage::Create, |event| {
+        is_of(event, "NetworkPolicy") && event["type"] == "ADDED"
+    }),
+    ("the creation of a Service", Stage::Create, |event| is_of(event, "Service") && event["type"] == "ADDED"),
+    ("the creation of the application's namespace", Stage::Create, |event| {
+        is_metadata_of(event, "styrmin-") && event["type"] == "ADDED"
+    }),
+    ("the creation of the new values", Stage::Update, |event| {
+        event["object"]["metadata"]["name"].as_str().is_some_and(|name| name.contains("-values-"))
+            && event["type"] == "ADDED"
+    }),
     ("the creation of the object", Stage::Create, |event| {
         is_of(event, "StyrminDeployment") && event["type"] == "ADDED"
     }),
@@ -88,6 +99,12 @@ type Tell = fn(&Value) -> bool;
 
 fn is_of(event: &Value, kind: &str) -> bool {
     event["object"]["kind"] == kind
+}
+
+/// Only the metadata of objects without a namespace is watched that are Namespaces.
+fn is_metadata_of(event: &Value, prefix: &str) -> bool {
+    let metadata = &event["object"]["metadata"];
+    metadata["namespace"].is_null() && metadata["name"].as_str().is_some_and(|name| name.starts_with(prefix))
 }
 
 fn is_ready_release(event: &Value) -> bool {
@@ -290,6 +307,19 @@ impl Run<'_> {
         }
     }
 
+    /// Waits until the object has gone, and finds nothing that it has left.
+    async fn is_gone(&self) {
+        let (namespace, name) = (self.environment.namespace(), self.name());
+        let object = ["styrmin.io/v1alpha1", "StyrminDeployment", &namespace, &name];
+        self.place.plane.until(&object, LIMIT, |found| found.is_none()).await;
+        eventually("nothing of it is left", LIMIT, async || {
+            let found = self.snapshot().await;
+            let left: Vec<String> = found.as_object().unwrap().keys().cloned().collect();
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        })
+        .await;
+    }
+
     /// Waits until everything is as it is without a fault.
     async fn settles(&self, stage: Stage, wanted: &Value) {
         self.reached(stage).await;
@@ -378,8 +408,17 @@ fn essence(kind: &str, object: &Value) -> Value {
 
 /// Takes times and counts from a status.
 fn without(value: &mut Value) {
-    const VOLATILE: [&str; 7] =
-        ["lastTransitionTime", "startedAt", "endedAt", "rolloutStartedAt", "attempt", "driftCorrections", "key"];
+    const VOLATILE: [&str; 8] = [
+        "lastTransitionTime",
+        "startedAt",
+        "endedAt",
+        "rolloutStartedAt",
+        "attempt",
+        "driftCorrections",
+        "key",
+        // Digests of what names the ids of this run.
+        "renderedRelease",
+    ];
     match value {
         Value::Object(map) => {
             map.retain(|name, _| !VOLATILE.contains(&name.as_str()));
@@ -486,6 +525,50 @@ async fn every_call_fails_once() {
         assert!(failed.len() > CALLS, "{status}: only {failed:#?}");
         place.proxy.disarm();
     }
+    place.plane.stop().await;
+}
+
+/// Somebody deletes it after every write of a create and of an update, and it is confirmed: the teardown runs once,
+/// and nothing is left.
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_at_every_moment() {
+    let place = Place::start().await;
+    let wanted = place.undisturbed().await;
+    let mut deleted = 0;
+    for stage in [Stage::Create, Stage::Update] {
+        for n in 1..MANY {
+            let mut run = place.run().await;
+            if stage == Stage::Update {
+                run.begin(Stage::Create).await;
+                at("before the update", run.settles(Stage::Create, &wanted[0])).await;
+            }
+            let what = format!("deleted after write {n} of {stage:?}");
+            let (mut written, answer) = place.proxy.hold_write(n);
+            run.begin(stage).await;
+            let struck = tokio::select! {
+                struck = &mut written => struck.is_ok(),
+                () = at(&what, run.settles(stage, &wanted[stage as usize])) => told(&mut written).await.is_some(),
+            };
+            place.proxy.disarm();
+            if !struck {
+                break;
+            }
+            run.begin(Stage::Delete).await;
+            let _ = answer.send(());
+            at(&what, run.is_gone()).await;
+            let mut runs = place.scripted.runs(&run.name());
+            let all = runs.len();
+            runs.sort();
+            runs.dedup();
+            assert_eq!(runs.len(), all, "{what}: an action ran twice");
+            // What was applied is parted from; what never was has nothing to part from.
+            let parted = runs.iter().any(|action| action == "part");
+            assert!(stage == Stage::Create || parted, "{what}: {runs:?}");
+            deleted += 1;
+        }
+    }
+    eprintln!("{deleted} deletions");
+    assert!(deleted > 20, "only {deleted}");
     place.plane.stop().await;
 }
 

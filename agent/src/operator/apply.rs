@@ -2,9 +2,9 @@
 //! when it changed and the object is still the one that was observed.
 
 use super::decide::{Action, Decision, ObjectKey};
-use super::observe::{APPLIED_SPEC, FINISHED_JOBS, Gathered};
+use super::observe::surplus;
+use super::observe::{APPLIED_RELEASE, APPLIED_SPEC, FINISHED_JOBS, Gathered};
 use super::{Context, FINALIZER, OperatorError, Result, execute};
-use crate::store::key;
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
@@ -69,8 +69,7 @@ async fn act(
         Action::Apply(wanted) => apply(context, wanted, gathered.has_looked()).await,
         Action::Delete(key) => delete(context, key).await,
         Action::Execute(execution) => {
-            let of = key(&object.namespace().unwrap_or_default(), &object.name_any());
-            execute::begin(context, execution, of, gathered.secret_values());
+            execute::begin(context, execution, object, gathered.secret_values());
             Ok(())
         }
         Action::RecordApplied => record_applied(object, status, gathered, context).await,
@@ -108,7 +107,7 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
         // A chart may have made one of this name a moment ago; then it serves.
         let found = api(client, version, kind, namespace).get_opt(name).await;
         let found = found.map_err(OperatorError::of(format!("reading {kind} {namespace}/{name}")))?;
-        if found.is_some_and(|found| found.labels().get(MANAGED_BY.0).is_none_or(|by| by != MANAGED_BY.1)) {
+        if found.is_some_and(|found| !is_ours(&found)) {
             warn!(kind, namespace, name, "somebody else has a Service of this name");
             return Ok(());
         }
@@ -118,10 +117,20 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     let api = api(client, version, kind, namespace);
     let what = || OperatorError::of(format!("applying {kind} {namespace}/{name}"));
     let written = api.patch(name, &parameters, &Patch::Apply(wanted)).await.map_err(what())?;
+    let written = serde_json::to_value(written).unwrap_or_default();
+    if kind == "HelmRelease" {
+        // What others have added to it would be used.
+        let surplus = surplus(&written, wanted).into_iter();
+        let patch: Vec<Value> =
+            surplus.map(|field| json!({ "op": "remove", "path": format!("/spec/{field}") })).collect();
+        if !patch.is_empty() {
+            by_patch(&api, name, patch, what).await?;
+        }
+        return Ok(());
+    }
     if !["NetworkPolicy", "Service"].contains(&kind) {
         return Ok(());
     }
-    let written = serde_json::to_value(written).unwrap_or_default();
     if network::shape(kind, &written) != network::shape(kind, wanted) {
         // Ports and selectors of other field managers stay when ours are applied, and would be used.
         let patch: Vec<Value> = if kind == "NetworkPolicy" {
@@ -139,12 +148,28 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
                 })
                 .collect()
         };
-        let patch = serde_json::from_value(patch.into()).map(Patch::<()>::Json);
-        let patch = patch.map_err(|error| what()(Error::SerdeError(error)))?;
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        api.patch(name, &parameters, &patch).await.map_err(what())?;
+        by_patch(&api, name, patch, what).await?;
     }
     Ok(())
+}
+
+async fn by_patch<E: FnOnce(Error) -> OperatorError>(
+    api: &Api<DynamicObject>,
+    name: &str,
+    patch: Vec<Value>,
+    what: impl Fn() -> E,
+) -> Result<()> {
+    let patch = serde_json::from_value(patch.into()).map(Patch::<()>::Json);
+    let patch = patch.map_err(|error| what()(Error::SerdeError(error)))?;
+    let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+    api.patch(name, &parameters, &patch).await.map_err(what()).map(drop)
+}
+
+/// Whether the operator made an object, also when somebody has taken the label away.
+pub(super) fn is_ours(found: &DynamicObject) -> bool {
+    let label = found.labels().get(MANAGED_BY.0).is_some_and(|by| by == MANAGED_BY.1);
+    let managers = found.metadata.managed_fields.iter().flatten();
+    label || managers.into_iter().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
 }
 
 async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {
@@ -206,7 +231,7 @@ async fn is_current(object: &StyrminDeployment, context: &Context) -> Result<()>
 }
 
 /// Gives whether there was something to write.
-async fn write_status(
+pub(super) async fn write_status(
     object: &StyrminDeployment,
     version: Option<String>,
     status: &StyrminDeploymentStatus,
@@ -277,9 +302,10 @@ async fn record_applied(
             annotations: Some([("styrmin.io/applied-at".to_owned(), clock::now().to_string())].into()),
             ..ObjectMeta::default()
         },
-        data: Some(k8s_openapi::apimachinery::pkg::runtime::RawExtension(
-            json!({ APPLIED_SPEC: object.spec.to_value(), FINISHED_JOBS: status.finished_jobs }),
-        )),
+        data: Some(k8s_openapi::apimachinery::pkg::runtime::RawExtension(json!({
+            APPLIED_SPEC: object.spec.to_value(), FINISHED_JOBS: status.finished_jobs,
+            APPLIED_RELEASE: gathered.wanted_release(),
+        }))),
         revision: newest + 1,
     };
     match api

@@ -25,10 +25,11 @@ use serde_json::Value;
 use std::time::Duration;
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::hooks;
-use styrmin_renderer::objects::ReleaseSettings;
+use styrmin_renderer::objects::{self, ReleaseSettings};
 use styrmin_renderer::plan::{self, Plan, StepKind, Workflow};
 use styrmin_renderer::spec::{
-    Endpoint, Latched, Lifecycle, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus,
+    Condition, Endpoint, Latched, Lifecycle, RenderedRelease, StyrminDeployment, StyrminDeploymentSpec,
+    StyrminDeploymentStatus,
 };
 
 /// Phases of a rollout and of a teardown.
@@ -101,7 +102,8 @@ pub struct Observed<'a> {
     pub wanted: Result<&'a Wanted, &'a str>,
     /// The objects of `wanted` that are missing or differ.
     pub differing: &'a [Value],
-    /// Aliases that nobody ever wrote: writing them puts nothing back.
+    /// What is missing or differs because of what we read: aliases that nobody ever wrote, copies of what is
+    /// another one now. Writing it puts nothing back.
     pub additions: &'a [Value],
     /// Objects of `wanted` that are on their way out: they are made again when they are gone.
     pub going: &'a [String],
@@ -196,9 +198,21 @@ impl<'a> Observed<'a> {
 pub(super) fn planned(object: &StyrminDeployment, applied: Option<&StyrminDeploymentSpec>, driver: &Driver) -> Plan {
     let was_applied = object.status.as_ref().is_some_and(|status| status.applied_digest.is_some());
     let actions = &driver.file.spec.actions;
-    match applied {
+    let plan = match applied {
         None if was_applied => plan::plan_from_unknown(Some(&object.spec), actions),
         applied => plan::plan(applied, Some(&object.spec), actions),
+    };
+    let leads_back = object.status.as_ref().is_some_and(|status| leads_back(status, &object.spec));
+    if plan.workflow == Workflow::None && leads_back { plan::plan_back() } else { plan }
+}
+
+/// What was applied is asked for while something else is there, or was begun.
+fn leads_back(status: &StyrminDeploymentStatus, spec: &StyrminDeploymentSpec) -> bool {
+    if status.spec_digest.as_deref() == Some(spec.digest().as_str()) {
+        // Decided when it was noted.
+        !status.steps.is_empty()
+    } else {
+        status.spec_digest.is_some() && status.spec_digest != status.applied_digest
     }
 }
 
@@ -222,6 +236,13 @@ pub struct Wanted {
     pub held: bool,
     /// Services and aliases, which follow the release.
     pub services: Vec<Value>,
+}
+
+impl Wanted {
+    /// What the release is rendered to; `None` while it is that of before, or there is none.
+    fn rendered(&self) -> Option<RenderedRelease> {
+        (!self.held && !self.release.is_null()).then(|| objects::rendered(&self.release))
+    }
 }
 
 /// Something that a teardown has to remove.
@@ -311,10 +332,43 @@ impl Decision {
     }
 }
 
+/// Phases in which a rollout is under way.
+const ROLLS: [&str; 3] = [phase::PREREQUISITES, phase::RELEASE, phase::SERVICES];
+/// Reason of a rollout that takes too long.
+const READY_TIMEOUT: &str = "ReadyTimeout";
 /// At once: the next pass rests on what this one wrote.
 pub(super) const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 /// How soon to look again at what a watch should have shown.
 const SOON: Duration = Duration::from_secs(5);
+
+/// Reasons of events that say more of a new phase than its name.
+const SAYS_THE_PHASE: [&str; 6] =
+    ["NotConfirmed", "Ready", "Renewed", "RolloutFailed", "RolloutStarted", "TeardownStarted"];
+
+/// What can be said of an object of which nothing could be observed: which instance it is about, and `why`. `None`:
+/// nothing that is worth a write.
+#[must_use]
+pub fn unobserved(
+    object: &StyrminDeployment,
+    why: &str,
+    now: Timestamp,
+    settings: &Settings,
+) -> Option<StyrminDeploymentStatus> {
+    let mut status = object.status.clone().unwrap_or_default();
+    let rolls = ROLLS.contains(&status.phase.as_deref().unwrap_or_default());
+    if status.instance_id.as_ref() == Some(&object.spec.instance_id) && !rolls {
+        // What runs goes on running.
+        return None;
+    }
+    status.instance_id = Some(object.spec.instance_id.clone());
+    if status.phase.is_none() {
+        status.phase = Some(phase::PREREQUISITES.into());
+        status.display_state = Some(status::DEPLOYING.into());
+    }
+    status.message = Some(status::bounded(why));
+    let status = timed(object, status, now, settings, Some(why)).status;
+    (Some(&status) != object.status.as_ref()).then_some(status)
+}
 
 /// Decides.
 #[must_use]
@@ -326,9 +380,11 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
     if let (None, Some(trouble)) = (&decision.status.message, observed.trouble) {
         decision.status.message = Some(status::bounded(trouble));
     }
+    decision.status.message = decision.status.message.map(|message| status::bounded(&message));
     // Within one decision a condition may have been set twice; its time moves only with what it was.
     status::keep_times(&mut decision.status, before);
-    if decision.notes.is_empty()
+    let says_the_phase = |note: &Note| SAYS_THE_PHASE.contains(&note.reason.as_str());
+    if !decision.notes.iter().any(says_the_phase)
         && let Some(phase) = decision.status.phase.clone().filter(|phase| before.phase.as_ref() != Some(phase))
     {
         decision.notes.push(note("PhaseChanged", format!("The phase is {phase}")));
@@ -412,12 +468,13 @@ fn begin(
                 status.steps = steps::waiting(now);
             }
         }
-        return wait_for_driver(observed, status, now);
+        return wait_for_driver(observed, status, now, settings);
     };
     let plan = observed.plan(driver);
     status.instance_id = Some(spec.instance_id.clone());
     status.spec_digest = Some(spec.digest());
     status.rollout_started_at = None;
+    status.release_reset_at = None;
     status.phase = Some(phase::PREREQUISITES.into());
     status.display_state = Some(status::DEPLOYING.into());
     status.message = None;
@@ -442,7 +499,8 @@ fn begin(
     }
     status.conditions.retain(|condition| condition.r#type != "HelmReleaseRemediated");
     let what = match plan.workflow {
-        Workflow::None => "nothing that was applied changes".to_owned(),
+        Workflow::None if plan.steps.is_empty() => "nothing that was applied changes".to_owned(),
+        Workflow::None => "back to what was applied".to_owned(),
         workflow => format!("workflow {}", workflow.as_str()),
     };
     let started = note("RolloutStarted", format!("Instance {}: {what}", spec.instance_id));
@@ -459,7 +517,12 @@ fn begin(
 
 /// Nothing can be planned without the driver. The instance is noted all the same: people see that
 /// the change has arrived and what it waits for.
-fn wait_for_driver(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
+fn wait_for_driver(
+    observed: &Observed<'_>,
+    mut status: StyrminDeploymentStatus,
+    now: Timestamp,
+    settings: &Settings,
+) -> Decision {
     let spec = &observed.object.spec;
     let generation = observed.object.metadata.generation;
     let message = driver_missing(observed);
@@ -467,7 +530,7 @@ fn wait_for_driver(observed: &Observed<'_>, mut status: StyrminDeploymentStatus,
     if let DriverSeen::Broken(_) = observed.driver {
         return fail(status, "DriverBroken", &message, generation, now);
     }
-    wait(status, "DriverMissing", &message, generation, now)
+    wait(observed, status, ("DriverMissing", &message), now, settings)
 }
 
 /// Why the driver cannot be used.
@@ -481,24 +544,34 @@ pub(super) fn driver_missing(observed: &Observed<'_>) -> String {
     }
 }
 
-/// Something has to arrive. What runs goes on running and stays what it is; only a rollout waits.
+/// Something has to arrive. What runs goes on running and stays what it is; only a rollout waits, and not without
+/// end.
 fn wait(
+    observed: &Observed<'_>,
     mut status: StyrminDeploymentStatus,
-    reason: &str,
-    message: &str,
-    generation: Option<i64>,
+    (reason, message): (&str, &str),
     now: Timestamp,
+    settings: &Settings,
 ) -> Decision {
+    let generation = observed.object.metadata.generation;
     status.message = Some(message.to_owned());
-    if status.phase.as_deref() == Some(phase::PREREQUISITES) {
-        status.display_state = Some(status::DEPLOYING.into());
+    let here = status.phase.as_deref().unwrap_or_default();
+    if !ROLLS.contains(&here) {
+        return Decision { status, again: Some(SOON), ..Decision::default() };
+    }
+    if here == phase::PREREQUISITES {
         if let Some(first) = status.steps.iter().position(|step| step.name == plan::PREREQUISITES) {
             steps::run(&mut status, first, now);
             steps::explain(&mut status, first, message);
         }
-        status::set(&mut status, "Ready", "Unknown", reason, message, generation, now);
+        if !is_late(&status) {
+            status.display_state = Some(status::DEPLOYING.into());
+            status::set(&mut status, "Ready", "Unknown", reason, message, generation, now);
+        }
     }
-    Decision { status, again: Some(SOON), ..Decision::default() }
+    let mut decision = timed(observed.object, status, now, settings, Some(message));
+    decision.no_later(SOON);
+    decision
 }
 
 fn rollout(
@@ -509,10 +582,10 @@ fn rollout(
 ) -> Decision {
     let generation = observed.object.metadata.generation;
     let DriverSeen::Here(driver) = observed.driver else {
-        return wait_for_driver(observed, status, now);
+        return wait_for_driver(observed, status, now, settings);
     };
     if let Some((reason, missing)) = &observed.waiting {
-        return wait(status, reason, missing, generation, now);
+        return wait(observed, status, (*reason, missing), now, settings);
     }
     let wanted = match observed.wanted {
         Ok(wanted) => wanted,
@@ -532,6 +605,9 @@ fn rollout(
         status.chart_services.push(way.name.clone());
     }
     let mut notes = Vec::new();
+    if status.phase.as_deref() == Some(phase::READY) && is_renewed(&status, wanted) {
+        notes.push(renew(&mut status, generation, now));
+    }
     let done = status.phase.as_deref() == Some(phase::READY);
     if done {
         put_back(observed, &mut status, &mut notes, now);
@@ -564,17 +640,44 @@ fn rollout(
 /// What Flux says of the release; `None` while it is not the one that is wanted: an older object that a watch
 /// still shows says nothing about what was asked for now.
 pub(super) fn judged(observed: &Observed<'_>, settings: &Settings) -> Option<Verdict> {
-    let other = observed.differing.iter().any(|object| object["kind"] == "HelmRelease")
-        || observed.going.iter().any(|name| name.starts_with("HelmRelease "));
-    let judge = |found| release::judge(found, observed.failure, settings.release.retries);
-    (!other).then(|| observed.release.map_or_else(|| Verdict::Progressing(Seen::default()), judge))
+    let reset = observed.object.status.as_ref().and_then(|status| status.release_reset_at.as_deref());
+    let judge = |found| match reset {
+        // What it says is of before it was asked to try again.
+        Some(at) if !release::was_reset(found, at) => Verdict::Progressing(Seen::default()),
+        _ => release::judge(found, observed.failure, settings.release.retries),
+    };
+    (!differs(observed)).then(|| observed.release.map_or_else(|| Verdict::Progressing(Seen::default()), judge))
+}
+
+/// What a release is rendered to is other than when it became ready: a value in a Secret that somebody else keeps is
+/// a new one, or this agent renders otherwise than the one before.
+fn is_renewed(status: &StyrminDeploymentStatus, wanted: &Wanted) -> bool {
+    status.rendered_release.as_ref().zip(wanted.rendered()).is_some_and(|(known, now)| known.content != now.content)
+}
+
+/// A rollout of the same instance begins.
+fn renew(status: &mut StyrminDeploymentStatus, generation: Option<i64>, now: Timestamp) -> Note {
+    status.rollout_started_at = None;
+    status.release_reset_at = None;
+    status.phase = Some(phase::RELEASE.into());
+    status.display_state = Some(status::DEPLOYING.into());
+    status.steps = Vec::new();
+    steps::begin(status, &plan::plan_back(), Base { revision: None, driver: "" }, now);
+    for condition in ["HelmReleaseReady", "Ready"] {
+        status::set(status, condition, "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
+    }
+    note("Renewed", "What the chart is given has changed: it is rolled out".into())
 }
 
 /// Counts what is put back of a deployment that was ready, once for each set of objects.
 fn put_back(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, notes: &mut Vec<Note>, now: Timestamp) {
     let generation = observed.object.metadata.generation;
     let record = (!observed.recorded).then(|| "ControllerRevision of what was applied".to_owned());
-    let names: Vec<String> = observed.differing.iter().map(name_of).chain(record).collect();
+    // Another setting of ours is nobody's edit.
+    let rendered = observed.wanted.ok().and_then(Wanted::rendered);
+    let other_settings = status.rendered_release.as_ref().zip(rendered).is_some_and(|(known, now)| *known != now);
+    let is_edited = |object: &&Value| !(other_settings && object["kind"] == "HelmRelease");
+    let names: Vec<String> = observed.differing.iter().filter(is_edited).map(name_of).chain(record).collect();
     let message = format!("Put back {}", names.join(", "));
     // What was applied a moment ago may not be seen yet: what is noted is not counted again.
     if !names.is_empty() && status::put_back(status, &names, &message, generation, now) {
@@ -619,11 +722,11 @@ fn work(
     now: Timestamp,
     settings: &Settings,
 ) -> Decision {
-    let spec = &observed.object.spec;
     let generation = observed.object.metadata.generation;
     let plan = observed.plan(driver);
-    // Recorded already: only the status was not written any more.
-    let recorded = observed.applied == Some(spec);
+    // Recorded already, and only the status was not written any more. What the status knows of is another time.
+    let spec = &observed.object.spec;
+    let recorded = observed.applied == Some(spec) && status.applied_digest.as_deref() != Some(spec.digest().as_str());
     loop {
         let current = match steps::current(&status, &plan, observed.base()) {
             _ if recorded => None,
@@ -636,6 +739,10 @@ fn work(
                 // Of a change that was taken back meanwhile.
                 status.stopped_components.clear();
                 return Decision { status, again: AT_ONCE, ..Decision::default() };
+            }
+            if status.rollout_started_at.is_none() && !matches!(verdict, Verdict::Ready) {
+                enter(&mut status, &StepKind::HelmRelease);
+                start(observed, &mut status, now);
             }
             return match judge_release(observed, status, verdict, None, now, settings) {
                 Ok(status) => ready(observed, status, now),
@@ -651,7 +758,7 @@ fn work(
             StepKind::Prerequisites => steps::succeed(&mut status, current.index, now),
             StepKind::Hook { run, .. } => {
                 enter(&mut status, &current.kind);
-                match hook::step(observed, &mut status, &current, driver, Some(verdict), now) {
+                match hook::step(observed, &mut status, &current, driver, Some(verdict), now, settings) {
                     Progress::Done => {}
                     Progress::Stay(stay) => {
                         return Decision { status, after: stay.after, again: stay.again, ..Decision::default() };
@@ -672,17 +779,25 @@ fn work(
                 }
             }
             StepKind::HelmRelease => {
-                if !failed {
-                    enter(&mut status, &current.kind);
-                }
-                if status.rollout_started_at.is_none() {
-                    steps::run(&mut status, current.index, now);
-                    status.message = None;
-                    status.rollout_started_at = Some(now.to_string());
-                }
                 if wanted.held {
                     // Observed before the steps that come first had ended.
                     return Decision { status, again: AT_ONCE, ..Decision::default() };
+                }
+                if !failed {
+                    enter(&mut status, &current.kind);
+                }
+                let differs = differs(observed);
+                if status.rollout_started_at.is_none() {
+                    steps::run(&mut status, current.index, now);
+                    start(observed, &mut status, now);
+                    if !differs && observed.release.is_some_and(release::has_failed) {
+                        // Flux has given up on just this, and is asked to try it again.
+                        status.release_reset_at = Some(now.to_string());
+                        return Decision { status, again: AT_ONCE, ..Decision::default() };
+                    }
+                } else if differs && observed.trouble.is_some() {
+                    // It could not be written: the clock begins with the next attempt.
+                    status.rollout_started_at = Some(now.to_string());
                 }
                 status = match judge_release(observed, status, verdict, Some(current.index), now, settings) {
                     Ok(status) => status,
@@ -703,7 +818,7 @@ fn work(
                 steps::run(&mut status, current.index, now);
                 let open = observed.differing.len() + observed.additions.len() + observed.unwanted.len();
                 if open > 0 {
-                    let mut decision = timed(status, now, settings, generation, None);
+                    let mut decision = timed(observed.object, status, now, settings, None);
                     decision.no_later(SOON);
                     return decision;
                 }
@@ -725,6 +840,29 @@ fn work(
             StepKind::Teardown => steps::succeed(&mut status, current.index, now),
         }
     }
+}
+
+/// The clock of a rollout begins, and with it what is said of lateness.
+fn start(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, now: Timestamp) {
+    let generation = observed.object.metadata.generation;
+    status.message = None;
+    status.rollout_started_at = Some(now.to_string());
+    if is_late(status) {
+        status.display_state = Some(status::DEPLOYING.into());
+        status::set(status, "Ready", "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
+    }
+}
+
+/// The readiness timeout has passed.
+fn is_late(status: &StyrminDeploymentStatus) -> bool {
+    let late = |condition: &Condition| condition.r#type == "Ready" && condition.reason == READY_TIMEOUT;
+    status.conditions.iter().any(late)
+}
+
+/// The HelmRelease is not as wanted, or not there.
+fn differs(observed: &Observed<'_>) -> bool {
+    observed.differing.iter().any(|object| object["kind"] == "HelmRelease")
+        || observed.going.iter().any(|name| name.starts_with("HelmRelease "))
 }
 
 /// The rollout comes to a step.
@@ -779,7 +917,7 @@ fn judge_release(
             status::copy(&mut status, seen, generation, now);
             error(status, "Failing", message, generation, now)
         }
-        Verdict::Progressing(seen) => progressing(status, seen, index, now, settings, generation),
+        Verdict::Progressing(seen) => progressing(observed.object, status, seen, index, now, settings),
     };
     Err(Box::new(decision))
 }
@@ -799,7 +937,7 @@ fn still_stopped(status: &StyrminDeploymentStatus) -> String {
 
 /// The rollout failed because Flux never applied the change, and nothing was deployed since.
 fn concluded(status: &StyrminDeploymentStatus, release: Option<&Value>) -> bool {
-    let failed = |condition: &&styrmin_renderer::spec::Condition| {
+    let failed = |condition: &&Condition| {
         let flux = ["InstallFailed", "UpgradeFailed", styrmin_renderer::post_render::CONTAINER_NOT_FOUND];
         condition.r#type == "Ready" && flux.contains(&condition.reason.as_str())
     };
@@ -810,13 +948,14 @@ fn concluded(status: &StyrminDeploymentStatus, release: Option<&Value>) -> bool 
 
 /// Flux works.
 fn progressing(
+    object: &StyrminDeployment,
     mut status: StyrminDeploymentStatus,
     seen: &Seen,
     index: Option<usize>,
     now: Timestamp,
     settings: &Settings,
-    generation: Option<i64>,
 ) -> Decision {
+    let generation = object.metadata.generation;
     status::copy(&mut status, seen, generation, now);
     if status.phase.as_deref() == Some(phase::FAILED) {
         return Decision { status, ..Decision::default() };
@@ -832,23 +971,26 @@ fn progressing(
     if status.display_state.as_deref() != Some(status::ERROR) {
         status.display_state = Some(status::DEPLOYING.into());
     }
-    timed(status, now, settings, generation, why.as_deref())
+    timed(object, status, now, settings, why.as_deref())
 }
 
-/// Becomes an error when the rollout takes too long; the phase stays, since it can still succeed.
+/// Becomes an error when the rollout takes too long; the phase stays, since it can still succeed. The time of
+/// actions does not count: they have limits of their own. Before there is a HelmRelease to wait for, the time counts
+/// from when the change was noted, or the object made.
 fn timed(
-    mut status: StyrminDeploymentStatus,
+    object: &StyrminDeployment,
+    status: StyrminDeploymentStatus,
     now: Timestamp,
     settings: &Settings,
-    generation: Option<i64>,
     why: Option<&str>,
 ) -> Decision {
     let limit = SignedDuration::from_secs(i64::from(settings.ready_timeout));
-    let started: Option<Timestamp> = status.rollout_started_at.as_deref().and_then(|at| at.parse().ok());
-    let Some(started) = started else {
+    let started = status.rollout_started_at.as_deref().and_then(|at| at.parse().ok());
+    let noted = || steps::began(&status, 0).or(object.metadata.creation_timestamp.as_ref().map(|at| at.0));
+    let Some(started) = started.or_else(noted) else {
         return Decision { status, ..Decision::default() };
     };
-    let left = limit - now.duration_since(started);
+    let left = limit + steps::time_of_hooks(&status, started, now) - now.duration_since(started);
     if left.is_positive() {
         let left = Duration::try_from(left).unwrap_or_default();
         return Decision { status, again: Some(left + Duration::from_millis(100)), ..Decision::default() };
@@ -860,8 +1002,7 @@ fn timed(
         message.push_str(": ");
         message.push_str(why);
     }
-    status.message = Some(message.clone());
-    error(status, "ReadyTimeout", &message, generation, now)
+    error(status, READY_TIMEOUT, &message, object.metadata.generation, now)
 }
 
 fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
@@ -877,7 +1018,11 @@ fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     let stopped = spec.lifecycle == Lifecycle::Stopped;
     status.display_state = Some(if stopped { status::STOPPED } else { status::RUNNING }.into());
     status.message = None;
+    status.release_reset_at = None;
     status.applied_digest.clone_from(&status.spec_digest);
+    if let Some(rendered) = observed.wanted.ok().and_then(Wanted::rendered) {
+        status.rendered_release = Some(rendered);
+    }
     let news = was.as_deref() != Some(phase::READY);
     // Recorded before the phase says so: a deployment that is ready has its record, and no other one.
     let before = if news || !observed.recorded { vec![Action::RecordApplied] } else { Vec::new() };
@@ -896,9 +1041,7 @@ pub(super) fn fail(
     let news = status.phase.as_deref() != Some(phase::FAILED);
     status.phase = Some(phase::FAILED.into());
     let mut decision = error(status, reason, message, generation, now);
-    if news {
-        decision.notes = vec![warning("RolloutFailed", message.to_owned())];
-    }
+    decision.notes = if news { vec![warning("RolloutFailed", message.to_owned())] } else { Vec::new() };
     decision
 }
 
@@ -909,11 +1052,16 @@ pub(super) fn error(
     generation: Option<i64>,
     now: Timestamp,
 ) -> Decision {
+    let same = |condition: &Condition| {
+        condition.r#type == "Ready" && condition.status == "False" && condition.reason == reason
+    };
+    let news = !status.conditions.iter().any(same);
     status.display_state = Some(status::ERROR.into());
     status.message = Some(message.to_owned());
     status::set(&mut status, "Ready", "False", reason, message, generation, now);
     steps::fail_first(&mut status, message, now);
-    Decision { status, ..Decision::default() }
+    let notes = if news { vec![warning(reason, message.to_owned())] } else { Vec::new() };
+    Decision { status, notes, ..Decision::default() }
 }
 
 pub(super) fn note(reason: &str, message: String) -> Note {

@@ -5,13 +5,14 @@ use super::hook::{Execution, HookState};
 use super::observe::masked_by;
 use super::status::last_words;
 use super::{Context, OperatorError};
-use crate::store::Key;
 use crate::watch::Changed;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use kube::api::{Api, AttachParams};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use styrmin_renderer::spec::StyrminDeployment;
 use tokio::io::AsyncReadExt as _;
 use tracing::info;
 
@@ -23,8 +24,9 @@ const CHUNK: usize = 8192;
 /// Most results that are kept; the oldest steps have long been noted.
 const KEPT: usize = 4096;
 
-/// Key of a step and its attempt.
-type Which = (String, u32);
+/// UID of the object, key of a step and its attempt. The keys of a first rollout are the same for every deployment
+/// of a driver, and for one that was made again.
+type Which = (String, String, u32);
 
 /// What runs and what has ended.
 #[derive(Debug, Default)]
@@ -34,28 +36,34 @@ pub(crate) struct Executions {
 
 impl Executions {
     /// How far a command is; `None`: this process never began it.
-    pub(super) fn get(&self, key: &str, attempt: u32) -> Option<HookState> {
+    pub(super) fn get(&self, object: &StyrminDeployment, key: &str, attempt: u32) -> Option<HookState> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&(key.to_owned(), attempt)).cloned()
+        known.get(&which(object, key, attempt)).cloned()
     }
 
-    fn put(&self, key: &str, attempt: u32, state: HookState) {
+    fn put(&self, which: Which, state: HookState) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= KEPT {
             known.retain(|_, state| *state == HookState::Running);
         }
-        known.insert((key.to_owned(), attempt), state);
+        known.insert(which, state);
     }
 }
 
+fn which(object: &StyrminDeployment, key: &str, attempt: u32) -> Which {
+    (object.metadata.uid.clone().unwrap_or_default(), key.to_owned(), attempt)
+}
+
 /// Begins a command. `secrets` are texts that may not be seen in what it says.
-pub(super) fn begin(context: &Arc<Context>, execution: &Execution, of: Key, secrets: Vec<String>) {
+pub(super) fn begin(context: &Arc<Context>, execution: &Execution, object: &StyrminDeployment, secrets: Vec<String>) {
     let Execution { key, attempt, namespace, pod, .. } = execution;
-    if context.executions.get(key, *attempt).is_some() {
+    if context.executions.get(object, key, *attempt).is_some() {
         return;
     }
+    let which = which(object, key, *attempt);
+    let of = crate::store::key(&object.namespace().unwrap_or_default(), &object.name_any());
     info!(namespace, pod, key, attempt, "running a command");
-    context.executions.put(key, *attempt, HookState::Running);
+    context.executions.put(which.clone(), HookState::Running);
     let (context, execution) = (Arc::clone(context), execution.clone());
     tokio::spawn(async move {
         let limit = Duration::from_secs(execution.timeout_seconds.into());
@@ -71,7 +79,7 @@ pub(super) fn begin(context: &Arc<Context>, execution: &Execution, of: Key, secr
                 execution.container, execution.pod, execution.timeout_seconds
             )),
         };
-        context.executions.put(&execution.key, execution.attempt, state);
+        context.executions.put(which, state);
         context.watch.tell(Changed::Deployment(of));
     });
 }

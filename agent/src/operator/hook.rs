@@ -3,7 +3,7 @@
 //! A Job says by itself how it ended, also after a restart. A command that ran in a container when the
 //! agent died left no word: it is run again, and the attempt says so; drivers' commands have to bear that.
 
-use super::decide::{AT_ONCE, Action, Observed};
+use super::decide::{AT_ONCE, Action, Observed, Settings};
 use super::release::Verdict;
 use super::steps::{self, Current};
 use jiff::{SignedDuration, Timestamp};
@@ -100,6 +100,7 @@ pub(super) fn step(
     driver: &Driver,
     release: Option<&Verdict>,
     now: Timestamp,
+    settings: &Settings,
 ) -> Progress {
     let Some((_, step)) = hooks::step(&driver.file.spec, &current.kind) else {
         return Progress::Failed("the driver has no such action any more".into());
@@ -112,8 +113,8 @@ pub(super) fn step(
                 Progress::Stay(Stay { after: Vec::new(), again: Some(left + Duration::from_millis(50)) })
             })
         }
-        Step::StopComponents(names) => scale(observed, status, index, names, true, release, now),
-        Step::StartComponents(names) => scale(observed, status, index, names, false, release, now),
+        Step::StopComponents(names) => scale(observed, status, index, (names, true), release, now, settings),
+        Step::StartComponents(names) => scale(observed, status, index, (names, false), release, now, settings),
         Step::RunJob(run) => ended(observed, status, index, run.timeout_seconds, now),
         Step::Execute(execute) => ended(observed, status, index, execute.timeout_seconds, now),
     };
@@ -131,15 +132,15 @@ fn left(status: &StyrminDeploymentStatus, index: usize, seconds: u32, now: Times
 }
 
 /// Components without pods, or with their pods again: through the release, since Flux would put back
-/// anything else.
+/// anything else. The limit is what Flux takes at most until it gives up.
 fn scale(
     observed: &Observed<'_>,
     status: &mut StyrminDeploymentStatus,
     index: usize,
-    names: &[String],
-    stop: bool,
+    (names, stop): (&[String], bool),
     release: Option<&Verdict>,
     now: Timestamp,
+    settings: &Settings,
 ) -> Progress {
     if !steps::has_begun(status, index) {
         steps::run(status, index, now);
@@ -158,9 +159,17 @@ fn scale(
     match release {
         Some(Verdict::Ready) => Progress::Done,
         Some(Verdict::Failed { message, .. } | Verdict::Error { message, .. }) => Progress::Failed(message.clone()),
-        _ => {
+        seen => {
             let what = if stop { "stopped" } else { "started" };
-            steps::explain(status, index, &format!("Waiting for {} to be {what}", names.join(", ")));
+            let ready = if let Some(Verdict::Progressing(seen)) = seen { seen.ready.as_ref() } else { None };
+            let says = ready.filter(|ready| ready.status == "False");
+            let says = says.map_or_else(String::new, |ready| format!(": {}", ready.message));
+            let limit = settings.release.timeout_seconds.saturating_mul(settings.release.retries + 1) + GRACE;
+            let names = names.join(", ");
+            if left(status, index, limit, now).is_none() {
+                return Progress::Failed(format!("{names} could not be {what} within {limit} s{says}"));
+            }
+            steps::explain(status, index, &format!("Waiting for {names} to be {what}{says}"));
             stay(5)
         }
     }

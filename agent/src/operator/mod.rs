@@ -27,7 +27,7 @@ use crate::store::Key;
 use crate::watch::{Changed, Watch};
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::Client;
+use kube::{Client, ResourceExt as _};
 use queue::{Queue, Turn};
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -38,7 +38,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, error, warn};
 
 /// Holds an object until its application is gone.
 pub const FINALIZER: &str = "styrmin.io/finalizer";
@@ -87,15 +87,32 @@ impl Troubles {
         known.get(object.metadata.uid.as_deref()?).cloned()
     }
 
-    fn keep(&self, object: &StyrminDeployment, error: Option<&OperatorError>, observed: &observe::Gathered) {
+    /// Notes how a pass ended; `said` is what may be told of its end.
+    fn keep(&self, object: &StyrminDeployment, said: Option<String>) {
         let Some(uid) = object.metadata.uid.clone() else { return };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match error {
+        match said {
             None => drop(known.remove(&uid)),
-            Some(error) if error.is_stale() => {}
-            Some(error) => drop(known.insert(uid, observed.masked(&error.to_string()))),
+            // Told again in other words (the ports of a connection, the number of a request) it would be written
+            // again, and each write is a reason to look again.
+            Some(said) if known.get(&uid).is_some_and(|known| words(known).eq(words(&said))) => {}
+            Some(said) => drop(known.insert(uid, status::bounded(&said))),
         }
     }
+
+    /// Forgets what is not there any more.
+    fn retain(&self, watch: &Watch) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.is_empty() {
+            let all = watch.deployments.all();
+            known.retain(|uid, _| all.iter().any(|(_, kept)| kept.uid.is_some_and(|is| is.to_string() == *uid)));
+        }
+    }
+}
+
+/// A text without its numbers.
+fn words(text: &str) -> impl Iterator<Item = char> + '_ {
+    text.chars().filter(|letter| !letter.is_ascii_hexdigit())
 }
 
 /// The teardown of an application has begun.
@@ -116,7 +133,11 @@ pub enum OperatorError {
         error: kube::Error,
     },
     /// A request did not return.
-    #[error("the API server did not answer within {} s", PASS_LIMIT.as_secs())]
+    #[error(
+        "the API server did not answer all that was asked of it within {} s; look at its load, and at webhooks that do \
+         not answer",
+        PASS_LIMIT.as_secs()
+    )]
     Slow,
 }
 
@@ -168,7 +189,11 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             passes.spawn(async move {
                 let retry = context.retry_delay;
                 // A defect of ours with one object: the others go on, and it is tried again.
-                let next = AssertUnwindSafe(look(&key, context)).catch_unwind().await.unwrap_or(Some(retry));
+                let looked = AssertUnwindSafe(look(&key, context)).catch_unwind().await;
+                let next = looked.unwrap_or_else(|_| {
+                    error!(namespace = &*key.0, object = &*key.1, "a defect of the agent: its pass broke off");
+                    Some(retry)
+                });
                 (key, next)
             });
         }
@@ -182,6 +207,9 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             },
             Some(done) = passes.join_next() => if let Ok((key, next)) = done {
                 queue.ended(&key, next, Instant::now());
+                if next.is_none() {
+                    context.troubles.retain(&context.watch);
+                }
             },
             () = tokio::time::sleep_until(due.unwrap_or(now)), if due.is_some() => {}
         }
@@ -228,14 +256,18 @@ async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
     let (namespace, name) = (&*key.0, &*key.1);
     let object = context.watch.deployments.get(namespace, name)?.object()?;
     let began = Instant::now();
-    let pass = tokio::time::timeout(PASS_LIMIT, pass(object, Arc::clone(&context)));
-    let result = pass.await.unwrap_or(Err(OperatorError::Slow));
+    let pass = tokio::time::timeout(PASS_LIMIT, pass(&object, Arc::clone(&context)));
+    let result = pass.await.unwrap_or_else(|_| {
+        let error = OperatorError::Slow;
+        context.troubles.keep(&object, Some(error.to_string()));
+        Err((error.to_string(), error))
+    });
     let (outcome, next) = match result {
         Ok(next) => ("done", next),
-        Err(error) if error.is_stale() => ("conflict", STALE),
-        Err(error) => {
+        Err((_, error)) if error.is_stale() => ("conflict", STALE),
+        Err((said, _)) => {
             let retry = context.retry_delay;
-            warn!(object = name, namespace, %error, retry_in_s = retry.as_secs(), "a pass failed");
+            warn!(object = name, namespace, error = said, retry_in_s = retry.as_secs(), "a pass failed");
             ("failed", retry)
         }
     };
@@ -243,14 +275,36 @@ async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
     Some(next)
 }
 
-async fn pass(object: StyrminDeployment, context: Arc<Context>) -> Result<Duration> {
-    let mut observed = observe::observe(&object, &context).await?;
-    observed.trouble = context.troubles.get(&object);
-    let decision = decide::decide(&observed.view(&object), clock::now(), &context.settings);
+/// One pass over what was found; gives why it ended early with what may be told of it.
+async fn pass(
+    object: &StyrminDeployment,
+    context: Arc<Context>,
+) -> std::result::Result<Duration, (String, OperatorError)> {
+    let mut observed = match observe::observe(object, &context).await {
+        Ok(observed) => observed,
+        // Of what is only read, no error shows a secret.
+        Err(error) => {
+            context.troubles.keep(object, Some(error.to_string()));
+            let said = context.troubles.get(object).unwrap_or_default();
+            if let Some(status) = decide::unobserved(object, &said, clock::now(), &context.settings)
+                && let Err(other) = apply::write_status(object, object.resource_version(), &status, &context).await
+            {
+                debug!(%other, "what could not be observed could not be told");
+            }
+            return Err((said, error));
+        }
+    };
+    observed.trouble = context.troubles.get(object);
+    let decision = decide::decide(&observed.view(object), clock::now(), &context.settings);
     let again = decision.again;
-    let done = apply::carry_out(&object, &observed, decision, &context).await;
-    context.troubles.keep(&object, done.as_ref().err(), &observed);
-    done?;
+    if let Err(error) = apply::carry_out(object, &observed, decision, &context).await {
+        let said = observed.masked(&error.to_string());
+        if !error.is_stale() {
+            context.troubles.keep(object, Some(said.clone()));
+        }
+        return Err((said, error));
+    }
+    context.troubles.keep(object, None);
     Ok(match again {
         // What was written comes back as a change of the object; this is for the case that nothing was.
         Some(Duration::ZERO) => STALE,

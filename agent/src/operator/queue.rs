@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Of so many turns one is of the others, however many come first.
+const SHARE: usize = 4;
 /// A pass that is due within this time goes on with something.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -23,6 +25,8 @@ pub struct Queue<K> {
     others: VecDeque<Arc<K>>,
     later: BTreeSet<(Instant, Arc<K>)>,
     waiting: usize,
+    /// Turns of the first ones since one of the others had its turn.
+    in_a_row: usize,
 }
 
 /// How much something presses.
@@ -47,7 +51,7 @@ enum State {
 impl<K> Default for Queue<K> {
     fn default() -> Self {
         let (first, others) = (VecDeque::new(), VecDeque::new());
-        Self { known: BTreeMap::new(), first, others, later: BTreeSet::new(), waiting: 0 }
+        Self { known: BTreeMap::new(), first, others, later: BTreeSet::new(), waiting: 0, in_a_row: 0 }
     }
 }
 
@@ -110,12 +114,19 @@ impl<K: Ord> Queue<K> {
             self.ready(key, turn, at);
         }
         loop {
-            let key = match self.first.pop_front() {
-                Some(key) => key,
-                None => self.others.pop_front()?,
+            let others = if self.in_a_row < SHARE - 1 { None } else { self.others.pop_front() };
+            let (key, of) = match others.map(|key| (key, Turn::Other)) {
+                Some(other) => other,
+                None => match self.first.pop_front() {
+                    Some(key) => (key, Turn::First),
+                    None => (self.others.pop_front()?, Turn::Other),
+                },
             };
-            // One that has moved up had its turn already.
-            if let Some(State::Ready(_, since)) = self.known.get(&key).copied() {
+            // One that has moved up had its turn already, or will have it there.
+            if let Some(State::Ready(turn, since)) = self.known.get(&key).copied()
+                && turn == of
+            {
+                self.in_a_row = if of == Turn::First { self.in_a_row + 1 } else { 0 };
                 self.known.insert(Arc::clone(&key), State::Runs(None));
                 self.waiting -= 1;
                 return Some((key, since));
@@ -165,6 +176,20 @@ mod tests {
         assert_eq!(queue.waiting(), 1);
         assert_eq!(taken(&mut queue, now), ["a"]);
         assert_eq!((queue.next_due(), queue.waiting()), (None, 0));
+    }
+
+    #[test]
+    fn what_comes_first_leaves_a_turn_to_the_others() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for key in ["x", "y"] {
+            queue.add(key, Turn::Other, now);
+        }
+        for key in ["a", "b", "c", "d", "e"] {
+            queue.add(key, Turn::First, now);
+        }
+        // One that has moved up is no other any more.
+        queue.add("x", Turn::First, now);
+        assert_eq!(taken(&mut queue, now), ["a", "b", "c", "y", "d", "e", "x"]);
     }
 
     #[test]

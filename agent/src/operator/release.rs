@@ -103,8 +103,12 @@ pub fn judge(release: &Value, failure: Option<&FailureEvent>, retries: u32) -> V
     // The end of a pass that began before the change is stamped with its generation too.
     if !reconciles && attempted && release.condition("Ready", "True").is_some() {
         if release.number("failures") > 0 {
-            if let Some((version, message)) = release.rolled_back() {
-                let why = message.map_or_else(String::new, |message| format!(": {message}"));
+            if let Some((version, since)) = release.rolled_back() {
+                let of_it = failure.filter(|event| since.is_none_or(|since| event.at >= since));
+                if let Some(event) = of_it.filter(|event| event.reason == CONTAINER_NOT_FOUND) {
+                    return failed(&event.reason, event.message.clone());
+                }
+                let why = of_it.map_or_else(String::new, |event| format!(": {}", event.message));
                 return failed(
                     "RolledBack",
                     format!("FluxCD rolled the release back after release v{version} failed{why}"),
@@ -129,7 +133,37 @@ pub fn judge(release: &Value, failure: Option<&FailureEvent>, retries: u32) -> V
     {
         return Verdict::Error { message: message.to_owned(), seen };
     }
-    Verdict::Progressing(seen)
+    Verdict::Progressing(release.unless_suspended(seen))
+}
+
+/// Whether Flux counts a failure for what it was asked for last.
+#[must_use]
+pub fn has_failed(release: &Value) -> bool {
+    let release = Release { object: release };
+    let counts = ["failures", "installFailures", "upgradeFailures"];
+    release.attempted()
+        && (release.condition("Stalled", "True").is_some() || counts.iter().any(|name| release.number(name) > 0))
+}
+
+/// Asks Flux to forget its failures and to try once more whatever it finds. The values are times: it does so for
+/// each new one once, as it does for `flux reconcile helmrelease --reset --force`.
+pub const RESET: [&str; 3] =
+    ["reconcile.fluxcd.io/forceAt", "reconcile.fluxcd.io/requestedAt", "reconcile.fluxcd.io/resetAt"];
+
+/// Whether Flux has done what it was asked `at` this time, or somebody later.
+#[must_use]
+pub fn was_reset(release: &Value, at: &str) -> bool {
+    let handled = text(&release["status"]["lastHandledResetAt"]);
+    let times = handled.parse::<Timestamp>().ok().zip(at.parse::<Timestamp>().ok());
+    handled == at || times.is_some_and(|(handled, at)| handled >= at)
+}
+
+/// What Flux says of an uninstall that fails.
+#[must_use]
+pub fn uninstall_failed(release: &Value) -> Option<String> {
+    let conditions = release["status"]["conditions"].as_array().into_iter().flatten();
+    let failed = |condition: &&Value| condition["status"] == "False" && condition["reason"] == "UninstallFailed";
+    conditions.clone().find(failed).map(|condition| text(&condition["message"]).to_owned())
 }
 
 /// Whether the newest release was deployed before `at`.
@@ -229,14 +263,30 @@ impl<'a> Release<'a> {
         Seen { ready, remediated }
     }
 
-    /// Version of the failed release that the newest one was rolled back from, and its failure.
-    fn rolled_back(&self) -> Option<(i64, Option<&'a str>)> {
+    /// While somebody has suspended the release, that is what Flux waits for.
+    fn unless_suspended(&self, seen: Seen) -> Seen {
+        if self.object["spec"]["suspend"] != true {
+            return seen;
+        }
+        let part = |name: &str| text(&self.object["metadata"][name]);
+        let (namespace, name) = (part("namespace"), part("name"));
+        let message = format!(
+            "HelmRelease {namespace}/{name} is suspended: Flux does nothing until somebody resumes it (flux resume \
+             helmrelease {name} -n {namespace})"
+        );
+        let [status, reason, since] = ["False", "Suspended", ""].map(str::to_owned);
+        Seen { ready: Some(Copied { status, reason, message, since }), ..seen }
+    }
+
+    /// Version of the failed release that the newest one was rolled back from, and when that was deployed.
+    fn rolled_back(&self) -> Option<(i64, Option<Timestamp>)> {
         let stored = self.number("installFailures") + self.number("upgradeFailures");
         let mut history: Vec<&Value> = self.object["status"]["history"].as_array()?.iter().collect();
         history.sort_by_key(|entry| std::cmp::Reverse(entry["version"].as_i64()));
         let (newest, before) = (history.first()?, history.get(1)?);
         let is = stored > 0 && newest["status"] == "deployed" && before["status"] == "failed";
-        is.then(|| (before["version"].as_i64().unwrap_or_default(), None))
+        let deployed = before["lastDeployed"].as_str().and_then(|at| at.parse().ok());
+        is.then(|| (before["version"].as_i64().unwrap_or_default(), deployed))
     }
 
     /// Whether the newest release was deployed before `at`.

@@ -123,11 +123,17 @@ pub fn nothing_to_put_back(status: &mut StyrminDeploymentStatus) {
 /// Copies what Flux says.
 pub fn copy(status: &mut StyrminDeploymentStatus, seen: &Seen, generation: Option<i64>, now: Timestamp) {
     let mut one = |kind: &str, copied: &Copied| {
-        let since = if copied.since.is_empty() { now.to_string() } else { copied.since.clone() };
+        let since = Some(&copied.since).filter(|since| !since.is_empty());
         // What Flux says of each of its own steps is not worth a write each.
         let works = copied.status == "Unknown" && copied.reason == "Progressing";
         let message = if works { ON_ITS_WAY } else { &copied.message };
-        set_since(status, kind, &copied.status, &copied.reason, message, generation, since);
+        set_since(status, kind, &copied.status, &copied.reason, message, generation, now.to_string());
+        // Of a step of its own neither.
+        if let (Some(since), false) = (since, works)
+            && let Some(known) = status.conditions.iter_mut().find(|known| known.r#type == kind)
+        {
+            known.last_transition_time.clone_from(since);
+        }
     };
     if let Some(ready) = &seen.ready {
         one("HelmReleaseReady", ready);

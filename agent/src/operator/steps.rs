@@ -5,7 +5,7 @@
 
 use super::decide::phase;
 use super::status::bounded;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use styrmin_renderer::driver::format::Mode;
 use styrmin_renderer::hooks;
 use styrmin_renderer::plan::{self, Plan, StepKind};
@@ -186,6 +186,17 @@ pub fn began(status: &StyrminDeploymentStatus, index: usize) -> Option<Timestamp
 #[must_use]
 pub fn ended(status: &StyrminDeploymentStatus, index: usize) -> Option<Timestamp> {
     status.steps.get(index)?.ended_at.as_deref()?.parse().ok()
+}
+
+/// How long steps of actions have taken since `since`.
+#[must_use]
+pub fn time_of_hooks(status: &StyrminDeploymentStatus, since: Timestamp, now: Timestamp) -> SignedDuration {
+    let of_hook = |step: &StepStatus| {
+        let began = step.started_at.as_deref()?.parse::<Timestamp>().ok().filter(|began| *began >= since)?;
+        let ended = step.ended_at.as_deref().and_then(|at| at.parse().ok()).unwrap_or(now);
+        Some(ended.duration_since(began))
+    };
+    status.steps.iter().filter(|step| step.key.is_some()).filter_map(of_hook).sum()
 }
 
 /// A step runs, unless it has begun before.

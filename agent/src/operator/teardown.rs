@@ -44,7 +44,7 @@ pub(super) fn decide(
         means_this(&latched.confirm_delete).then(|| format!("confirmed by the annotation {}", super::CONFIRM_DELETE));
     let confirmed = observed.confirmed.map(str::to_owned).or(by_annotation);
     let Some(reason) = confirmed.or_else(|| begun(&status).then(String::new)) else {
-        return not_confirmed(status, generation, now);
+        return not_confirmed(observed, status, now);
     };
     if !begun(&status) {
         if let Some(step) = hook::unfinished(observed, &mut status, now) {
@@ -122,7 +122,7 @@ fn actions(
             steps::again(&mut status, current.index, &message, now);
             return Decision { status, again: AT_ONCE, ..Decision::default() };
         }
-        match hook::step(observed, &mut status, &current, driver, verdict.as_ref(), now) {
+        match hook::step(observed, &mut status, &current, driver, verdict.as_ref(), now, settings) {
             Progress::Done => {}
             Progress::Stay(stay) => {
                 let mut after = changed;
@@ -151,14 +151,21 @@ fn remove(
     // The record of it goes with the rest.
     status.applied_digest = None;
     if let Some(next) = observed.leftovers.first() {
-        let message = format!("Waiting for {} to go", next.name);
-        status.display_state = Some(status::DELETING.into());
+        let why = observed.release.filter(|_| next.object.kind == "HelmRelease").and_then(release::uninstall_failed);
+        let told = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        let message = format!("Waiting for {} to go{told}", next.name);
+        let display = if why.is_some() { status::ERROR } else { status::DELETING };
+        status.display_state = Some(display.into());
         status.message = Some(message.clone());
         if let Some(index) = index {
             steps::explain(&mut status, index, &message);
         }
         let after = if next.going { Vec::new() } else { vec![Action::Delete(next.object.clone())] };
-        return Decision { status, after, again: Some(Duration::from_secs(2)), ..Decision::default() };
+        // Watches show the end of most things; what takes long is asked for less and less often.
+        let began = status.steps.iter().filter_map(|step| step.started_at.as_deref()?.parse().ok()).max();
+        let taken = began.map_or(0, |began: Timestamp| now.duration_since(began).as_secs());
+        let again = Duration::from_secs(u64::try_from(taken / 8).unwrap_or_default().clamp(2, 30));
+        return Decision { status, after, again: Some(again), ..Decision::default() };
     }
     status.phase = Some(phase::DELETED.into());
     status.display_state = Some(status::DELETED.into());
@@ -175,7 +182,23 @@ fn remove(
     Decision { status, after, ..Decision::default() }
 }
 
-fn not_confirmed(mut status: StyrminDeploymentStatus, generation: Option<i64>, now: Timestamp) -> Decision {
+/// The application keeps running as it was last acted on: what an action has stopped is started again, and what
+/// somebody changes is put back.
+fn not_confirmed(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
+    let generation = observed.object.metadata.generation;
+    let acted_on = status.spec_digest.as_deref() == Some(observed.object.spec.digest().as_str());
+    let mut after = Vec::new();
+    let mut again = None;
+    if acted_on && hook::unfinished(observed, &mut status, now).is_some() {
+        again = Some(Duration::from_secs(5));
+    } else if acted_on {
+        if !status.stopped_components.is_empty() {
+            status.stopped_components.clear();
+            again = AT_ONCE;
+        } else {
+            after.extend(observed.differing.iter().cloned().map(Action::Apply));
+        }
+    }
     let message = "The file left Git, and nobody asked for a deletion: the application keeps running until the \
                    deletion is confirmed or the file is put back";
     let news = !has(&status, "NotConfirmed");
@@ -183,7 +206,7 @@ fn not_confirmed(mut status: StyrminDeploymentStatus, generation: Option<i64>, n
     status.message = Some(message.into());
     status::set(&mut status, "Ready", "Unknown", "NotConfirmed", message, generation, now);
     let notes = if news { vec![warning("NotConfirmed", message.to_owned())] } else { Vec::new() };
-    Decision { status, notes, ..Decision::default() }
+    Decision { status, notes, after, again, ..Decision::default() }
 }
 
 /// The plan of the end; `None` while the driver, which knows the actions, is not there. What was never

@@ -486,10 +486,21 @@ impl Plane {
     /// # Panics
     /// When it succeeds.
     pub async fn kubectl_fails(&self, arguments: &[&str]) -> String {
+        match self.try_kubectl(arguments).await {
+            Ok(said) => panic!("kubectl {arguments:?}: {said}"),
+            Err(said) => said,
+        }
+    }
+
+    /// Runs kubectl with full rights.
+    ///
+    /// # Errors
+    /// What it says when it fails.
+    pub async fn try_kubectl(&self, arguments: &[&str]) -> Result<String, String> {
         let mut command = tokio::process::Command::new(tools::tool("kubectl"));
         let output = command.arg("--kubeconfig").arg(&self.kubeconfig).args(arguments).output().await.unwrap();
-        assert!(!output.status.success(), "kubectl {arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 }
 

@@ -5,7 +5,7 @@ use super::super::steps::{self, Base};
 use super::super::{Context, OperatorError, Result, status};
 use super::{Secrets, masked};
 use crate::{clock, kept};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -78,7 +78,7 @@ async fn known(
     secrets: &Secrets,
     (key, attempt): (&str, u32),
 ) -> Result<Option<HookState>> {
-    if let Some(state) = context.executions.get(key, attempt) {
+    if let Some(state) = context.executions.get(object, key, attempt) {
         return Ok(Some(state));
     }
     let namespace = object.spec.deployment_id.object_name();
@@ -93,7 +93,12 @@ async fn known(
     }
     let Some(failed) = is("Failed") else {
         // A pod on a node that is lost ends late; nothing newer waits for it without end.
-        let began = job.metadata.creation_timestamp.map_or_else(clock::now, |at| at.0);
+        // By this clock, which is another one than the API server's.
+        let steps = object.status.iter().flat_map(|status| &status.steps);
+        let of_it = steps.filter(|step| step.key.as_deref() == Some(key) && step.attempt == attempt);
+        let began = of_it.filter_map(|step| step.started_at.as_deref()?.parse().ok()).next();
+        let began: Timestamp =
+            began.unwrap_or_else(|| job.metadata.creation_timestamp.map_or_else(clock::now, |at| at.0));
         let limit = job.spec.and_then(|spec| spec.active_deadline_seconds).unwrap_or_default() + i64::from(GRACE);
         let over = clock::now() > began + SignedDuration::from_secs(limit);
         let late = || HookState::Failed(format!("Job {namespace}/{name} did not end within {limit} s"));

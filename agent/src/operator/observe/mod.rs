@@ -8,11 +8,13 @@ mod network;
 use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, judged, phase, planned};
 use super::drivers::Found;
 use super::hook::HookSeen;
-use super::release::{FailureEvent, Verdict};
+use super::release::{self, FailureEvent, Verdict};
 use super::steps::{self, Base};
 use super::{Context, OperatorError, Result, teardown};
 use crate::watch::{self, Watch};
 use crate::{flux, kept};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Event, Namespace, PodTemplateSpec, Secret, Service};
 use kube::api::{Api, DynamicObject, ListParams};
@@ -30,8 +32,9 @@ use styrmin_renderer::spec::{
 use styrmin_renderer::{layout, plan, post_render, yaml};
 use tokio::time::Instant;
 
-/// Keys in a ControllerRevision: the spec, and the runs of jobs that had ended.
+/// Keys in a ControllerRevision: the spec, the HelmRelease that it led to, and the runs of jobs that had ended.
 pub(super) const APPLIED_SPEC: &str = "spec";
+pub(super) const APPLIED_RELEASE: &str = "release";
 pub(super) const FINISHED_JOBS: &str = "finishedJobs";
 
 /// What was gathered, owned.
@@ -50,6 +53,8 @@ pub(super) struct Gathered {
     release: Option<Value>,
     failure: Option<FailureEvent>,
     applied: Option<StyrminDeploymentSpec>,
+    /// Its HelmRelease.
+    applied_release: Option<Value>,
     finished_jobs: Vec<String>,
     /// A revision holds what was applied.
     recorded: bool,
@@ -120,6 +125,11 @@ impl Gathered {
         self.applied.as_ref()
     }
 
+    /// The HelmRelease that should be there.
+    pub(super) fn wanted_release(&self) -> Option<&Value> {
+        self.wanted.as_ref().ok().map(|wanted| &wanted.release)
+    }
+
     fn revision(&self) -> Option<&str> {
         self.revisions.last()?.metadata.name.as_deref()
     }
@@ -141,6 +151,7 @@ impl Gathered {
         let data = self.revisions.last().and_then(|revision| revision.data.as_ref()).map(|data| &data.0);
         let read = |key: &str| data.and_then(|data| data.get(key)).cloned();
         self.applied = read(APPLIED_SPEC).and_then(|spec| serde_json::from_value(spec).ok());
+        self.applied_release = read(APPLIED_RELEASE).filter(Value::is_object);
         self.recorded = self.applied.is_some();
         if self.applied.is_none() {
             // The digest tells what it was, when that is what the object says still.
@@ -173,6 +184,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         release: None,
         failure: None,
         applied: None,
+        applied_release: None,
         finished_jobs: Vec::new(),
         recorded: true,
         revisions: Vec::new(),
@@ -191,6 +203,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     let default = StyrminDeploymentStatus::default();
     let status = object.status.as_ref().unwrap_or(&default);
     let going = object.metadata.deletion_timestamp.is_some();
+    let leaves = going || spec.lifecycle == Lifecycle::Deleting;
     let settled =
         status.phase.as_deref() == Some(phase::READY) && status.observed_generation == object.metadata.generation;
     // A record that nobody sees is looked for.
@@ -211,7 +224,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     // Judged and compared is one and the same HelmRelease: read twice, the first could be the old one
     // that is ready and the second the new one that is as wanted.
     gathered.release = watch.releases.get(&namespace, &object.name_any()).and_then(|kept| kept.value());
-    if going || spec.lifecycle == Lifecycle::Deleting {
+    if leaves && teardown::begun(status) {
         return ending(object, status, gathered, context).await;
     }
     let Ok(driver) = gathered.driver.clone() else { return Ok(gathered) };
@@ -232,11 +245,11 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
             return Ok(gathered);
         }
     };
-    if needs_events(gathered.release.as_ref()) {
-        gathered.failure = newest_failure(context, &namespace, &object.name_any()).await?;
+    if let Some(release) = gathered.release.as_ref().filter(|release| needs_events(release)) {
+        gathered.failure = newest_failure(context, &namespace, release).await?;
     }
     gathered.say_it_ours(spec, &driver);
-    if acted && !settled {
+    if acted && !settled && !leaves {
         let plan = planned(object, gathered.applied.as_ref(), &driver);
         let base = Base::of(gathered.revision(), Some(status), &driver.digest);
         let secrets = &gathered.secrets;
@@ -286,9 +299,11 @@ impl Gathered {
         if let Ok(wanted) = &self.wanted {
             let seen = compare(&context.watch, wanted, self.release.as_ref());
             self.stale = stale(&context.watch, &namespace, spec, status, wanted);
-            let copies = credentials(place, &namespace, wanted).await?;
-            self.differing = copies.into_iter().chain(seen.differing).collect();
-            (self.additions, self.going) = (seen.additions, seen.going);
+            (self.differing, self.additions, self.going) = (seen.differing, seen.additions, seen.going);
+            if let Some((copy, is_edited)) = credentials(place, &namespace, wanted).await? {
+                let place = if is_edited { &mut self.differing } else { &mut self.additions };
+                place.insert(0, copy);
+            }
         }
         Ok(())
     }
@@ -321,10 +336,6 @@ async fn ending(
 ) -> Result<Gathered> {
     let namespace = object.namespace().unwrap_or_default();
     let spec = &object.spec;
-    if !teardown::begun(status) {
-        // Nothing is removed by a pass that only may begin it.
-        return Ok(gathered);
-    }
     if gathered.revisions.is_empty() {
         gathered.read_applied(context, object).await?;
     }
@@ -348,6 +359,7 @@ async fn ending(
     let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
     gathered.hook = actions::next(&place, &plan, base).await?;
     // An action may stop components: through the release, as it is.
+    gathered.applied_release = None;
     let held = held_release(&gathered, context, spec, status);
     let wanted = Wanted { release: held, held: true, ..Wanted::default() };
     gathered.differing = compare(&context.watch, &wanted, gathered.release.as_ref()).differing;
@@ -426,9 +438,24 @@ fn masked(text: &str, secrets: &Secrets) -> String {
 
 /// The same for values that are known one by one.
 pub(super) fn masked_by<'a>(text: &str, secrets: impl IntoIterator<Item = &'a String>) -> String {
-    let mut values: Vec<&String> = secrets.into_iter().filter(|value| value.len() > 3).collect();
+    let mut values: Vec<String> = secrets.into_iter().flat_map(|value| shapes(value)).collect();
+    values.retain(|value| value.len() > 3);
     values.sort_by_key(|value| std::cmp::Reverse(value.len()));
     values.into_iter().fold(text.to_owned(), |text, value| text.replace(value.as_str(), "***"))
+}
+
+/// Least length of a line that is a secret by itself, in bytes.
+const LINE_MIN: usize = 8;
+
+/// A value as others write it: as it is, with escapes as in quotes, in base64, and each of its lines.
+fn shapes(value: &str) -> Vec<String> {
+    let mut shapes = vec![value.to_owned(), STANDARD.encode(value)];
+    let escaped = serde_json::to_string(value).unwrap_or_default();
+    shapes.push(escaped.trim_matches('"').to_owned());
+    if value.contains('\n') {
+        shapes.extend(value.lines().map(str::trim).filter(|line| line.len() >= LINE_MIN).map(str::to_owned));
+    }
+    shapes
 }
 
 /// Why an object is not the one that its application belongs to: a copy of it under another name or in
@@ -558,7 +585,14 @@ fn wanted(
         held_release(gathered, context, spec, status)
     } else {
         let stopped: BTreeSet<String> = status.stopped_components.iter().cloned().collect();
-        objects::helm_release(spec, environment, driver, &values, context.settings.release, &stopped)
+        let mut release = objects::helm_release(spec, environment, driver, &values, context.settings.release, &stopped);
+        let handled = |at: &&str| gathered.release.as_ref().is_some_and(|found| release::was_reset(found, at));
+        if let Some(at) = status.release_reset_at.as_deref().filter(|at| !handled(at)) {
+            for name in release::RESET {
+                release["metadata"]["annotations"][name] = at.into();
+            }
+        }
+        release
     };
     let mut prerequisites = vec![objects::application_namespace(spec, environment)];
     prerequisites.extend(policies);
@@ -568,7 +602,9 @@ fn wanted(
 }
 
 /// The HelmRelease as it was before this change, but for the components that an action stopped; null when
-/// there is none, or when the driver that it was made with is not there any more.
+/// there is none, or when the driver that it was made with is not there any more. When Flux has given up on what is
+/// there, that is the one that was last applied: Flux has gone back to it already, and no action could start the
+/// components of the other.
 fn held_release(
     gathered: &Gathered,
     context: &Context,
@@ -581,7 +617,10 @@ fn held_release(
     let (Some(release), Some(applied)) = (&gathered.release, applied) else { return Value::Null };
     let Ok(driver) = context.drivers.get(&context.watch, applied) else { return Value::Null };
     let stopped: BTreeSet<String> = status.stopped_components.iter().cloned().collect();
-    objects::held_release(release, &driver, &stopped)
+    let verdict = release::judge(release, gathered.failure.as_ref(), context.settings.release.retries);
+    let gave_up = matches!(verdict, Verdict::Failed { .. } | Verdict::Error { .. });
+    let before = gathered.applied_release.as_ref().filter(|_| gave_up).unwrap_or(release);
+    objects::held_release(before, &driver, &stopped)
 }
 
 /// Every text of the values that Helm was given: whatever of them is secret is among them.
@@ -640,7 +679,8 @@ fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
                 store.get(namespace, name).map(|kept| (kept.going, kept.is_as(kind, object)))
             }
             "HelmRelease" => {
-                release.map(|found| (!found["metadata"]["deletionTimestamp"].is_null(), covers(found, object)))
+                let is = |found: &Value| covers(found, object) && surplus(found, object).is_empty();
+                release.map(|found| (!found["metadata"]["deletionTimestamp"].is_null(), is(found)))
             }
             kind => watch.source(kind, namespace, name).map(|found| {
                 let value = serde_json::to_value(&found).unwrap_or_default();
@@ -692,48 +732,70 @@ pub(crate) fn covers(found: &Value, wanted: &Value) -> bool {
     }
 }
 
+/// Fields that others have put into the spec of a HelmRelease, and that Flux would use. To suspend one is everybody's
+/// right, as it is with what a Kustomization applies.
+pub(super) fn surplus<'a>(found: &'a Value, wanted: &Value) -> Vec<&'a str> {
+    let fields = found["spec"].as_object().into_iter().flatten();
+    let others = fields.filter(|(name, value)| {
+        !value.is_null() && name.as_str() != "suspend" && wanted["spec"].get(name.as_str()).is_none()
+    });
+    others.map(|(name, _)| name.as_str()).collect()
+}
+
+/// Annotation of a copy: the version of what it is a copy of.
+const COPIED_FROM: &str = "styrmin.io/copied-from";
+
 /// The credentials of a chart source that come with the cluster's repository, as a copy in the
-/// environment: no reference crosses a namespace.
-async fn credentials(place: &Place<'_>, namespace: &str, wanted: &Wanted) -> Result<Vec<Value>> {
+/// environment: no reference crosses a namespace. Gives the copy when it is to be written, and whether somebody has
+/// changed it, and not what it is a copy of.
+async fn credentials(place: &Place<'_>, namespace: &str, wanted: &Wanted) -> Result<Option<(Value, bool)>> {
     let context = place.context;
     let uses = |object: &&Value| object["kind"] == "GitRepository" && object["metadata"]["name"] == CHART_SOURCE;
-    let Some(source) = wanted.prerequisites.iter().find(uses) else { return Ok(Vec::new()) };
-    let Some(copy) = source.pointer("/spec/secretRef/name").and_then(Value::as_str) else { return Ok(Vec::new()) };
+    let Some(source) = wanted.prerequisites.iter().find(uses) else { return Ok(None) };
+    let Some(copy) = source.pointer("/spec/secretRef/name").and_then(Value::as_str) else { return Ok(None) };
     let Some(secret) = place.repository.and_then(|repository| repository.secret.as_ref()) else {
-        return Ok(Vec::new());
+        return Ok(None);
     };
     let read = async |namespace: &str, name: &str| {
         let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
         api.get_opt(name).await.map_err(OperatorError::of(format!("reading Secret {namespace}/{name}")))
     };
     if context.credentials.get(&namespace.to_owned()).is_some() {
-        return Ok(Vec::new());
+        return Ok(None);
     }
     let at = Instant::now();
-    let Some(original) = read(layout::FLUX_NAMESPACE, secret).await? else { return Ok(Vec::new()) };
+    let Some(original) = read(layout::FLUX_NAMESPACE, secret).await? else { return Ok(None) };
     let there = read(namespace, copy).await?;
-    if there.is_some_and(|there| there.data == original.data) {
+    if there.as_ref().is_some_and(|there| there.data == original.data) {
         context.credentials.put(namespace.to_owned(), at, ());
-        return Ok(Vec::new());
+        return Ok(None);
     }
-    Ok(vec![json!({
+    let version = original.resource_version().unwrap_or_default();
+    let is_edited = there.is_some_and(|there| there.annotations().get(COPIED_FROM) == Some(&version));
+    let labels = json!({ layout::MANAGED_BY.0: layout::MANAGED_BY.1 });
+    let annotations = json!({ COPIED_FROM: version });
+    let copy = json!({
         "apiVersion": "v1", "kind": "Secret",
-        "metadata": { "namespace": namespace, "name": copy, "labels": { layout::MANAGED_BY.0: layout::MANAGED_BY.1 } },
+        "metadata": { "namespace": namespace, "name": copy, "labels": labels, "annotations": annotations },
         "data": original.data, "type": original.type_,
-    })])
+    });
+    Ok(Some((copy, is_edited)))
 }
 
 /// Only a release that Flux calls ready although something failed needs its events.
-fn needs_events(release: Option<&Value>) -> bool {
-    let Some(status) = release.map(|release| &release["status"]) else { return false };
+fn needs_events(release: &Value) -> bool {
+    let status = &release["status"];
     let ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
     status["failures"].as_i64().unwrap_or_default() > 0
         && status["conditions"].as_array().is_some_and(|conditions| conditions.iter().any(ready))
 }
 
-async fn newest_failure(context: &Context, namespace: &str, name: &str) -> Result<Option<FailureEvent>> {
+/// The newest event about a failure of just this release: one of its name may have been there before.
+async fn newest_failure(context: &Context, namespace: &str, release: &Value) -> Result<Option<FailureEvent>> {
     let api: Api<Event> = Api::namespaced(context.client.clone(), namespace);
-    let about = format!("involvedObject.kind=HelmRelease,involvedObject.name={name}");
+    let part = |name: &str| release["metadata"][name].as_str().unwrap_or_default();
+    let (name, uid) = (part("name"), part("uid"));
+    let about = format!("involvedObject.kind=HelmRelease,involvedObject.name={name},involvedObject.uid={uid}");
     let events = api.list(&ListParams::default().fields(&about)).await;
     let events = events.map_err(OperatorError::of(format!("listing events of HelmRelease {namespace}/{name}")))?;
     let read = |event: &Event| FailureEvent::read(&serde_json::to_value(event).ok()?);
@@ -792,6 +854,23 @@ async fn leftovers(
     for revision in revisions {
         add("apps/v1", "ControllerRevision", namespace, &revision.name_any(), false);
     }
+    let api: Api<StyrminDeployment> = Api::namespaced(client.clone(), namespace);
+    let deployments = api.list_metadata(&ListParams::default()).await.map_err(what())?;
+    if deployments.iter().all(|one| one.name_any() == name) {
+        // Nobody else in the environment has a chart to bring.
+        let ours = ListParams::default().labels(&format!("{}={}", layout::MANAGED_BY.0, layout::MANAGED_BY.1));
+        for kind in ["HelmChart", "HelmRepository", "OCIRepository", "GitRepository"] {
+            let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &watch::source(kind));
+            for source in api.list_metadata(&ours).await.map_err(what())? {
+                let going = source.meta().deletion_timestamp.is_some();
+                add("source.toolkit.fluxcd.io/v1", kind, namespace, &source.name_any(), going);
+            }
+        }
+        let copies = ours.fields(&format!("metadata.name={CHART_SOURCE}"));
+        for copy in Api::<Secret>::namespaced(client.clone(), namespace).list_metadata(&copies).await.map_err(what())? {
+            add("v1", "Secret", namespace, &copy.name_any(), copy.meta().deletion_timestamp.is_some());
+        }
+    }
     let api: Api<Namespace> = Api::all(client);
     if let Some(application) = api.get_opt(name).await.map_err(what())? {
         add("v1", "Namespace", "", name, application.metadata.deletion_timestamp.is_some());
@@ -801,8 +880,29 @@ async fn leftovers(
 
 #[cfg(test)]
 mod tests {
-    use super::covers;
+    use super::{covers, masked_by, surplus};
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
     use serde_json::json;
+
+    #[test]
+    fn a_secret_is_masked_however_it_is_written() {
+        let secret = "-----BEGIN KEY-----\nMIIEvQIBADANBg\\\"kq\n-----END KEY-----\n".to_owned();
+        let quoted = serde_json::to_string(&secret).unwrap();
+        let line = secret.lines().nth(1).unwrap();
+        for text in [secret.clone(), quoted, STANDARD.encode(&secret), format!("at line 2: {line}: no key")] {
+            let masked = masked_by(&format!("got {text} here"), [&secret]);
+            assert!(masked.contains("***") && !masked.contains("MIIE"), "{masked}");
+        }
+        assert_eq!(masked_by("yes or no", [&"yes".to_owned()]), "yes or no", "that is no secret");
+    }
+
+    #[test]
+    fn what_others_put_into_a_release_is_seen_but_for_its_suspension() {
+        let wanted = json!({ "spec": { "chartRef": {}, "timeout": "1s" } });
+        let found = json!({ "spec": { "chartRef": {}, "suspend": true, "timeout": "2s", "values": {}, "test": null } });
+        assert_eq!(surplus(&found, &wanted), ["values"]);
+    }
 
     #[test]
     fn what_others_added_is_no_difference() {

@@ -4,11 +4,12 @@
 //! deployments' services included: only it knows which names its chart takes. So one writer decides about
 //! each namespace, and a deployment that comes or goes has the others of its environment looked at.
 
+use super::super::apply::is_ours;
 use super::super::decide::{Network, ObjectKey, phase};
 use super::super::{Context, OperatorError, Result, steps};
 use crate::kept;
-use k8s_openapi::api::core::v1::Service;
-use kube::api::{Api, ListParams};
+use crate::watch;
+use kube::api::{Api, DynamicObject, ListParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,9 +51,10 @@ pub(super) async fn look(context: &Context, object: &StyrminDeployment, driver: 
     let what = OperatorError::of(format!("looking for the Services of the chart in {namespace}"));
     // Ours are known.
     let of_chart = ListParams::default().labels(&format!("{}!={}", MANAGED_BY.0, MANAGED_BY.1));
-    let services =
-        Api::<Service>::namespaced(context.client.clone(), &namespace).list(&of_chart).await.map_err(what)?;
-    let services: Vec<Value> = services.iter().filter_map(|found| serde_json::to_value(found).ok()).collect();
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &namespace, &watch::service());
+    let services = api.list(&of_chart).await.map_err(what)?;
+    let of_chart = services.iter().filter(|found| !is_ours(found));
+    let services: Vec<Value> = of_chart.filter_map(|found| serde_json::to_value(found).ok()).collect();
     let templates = super::templates(context, &object.spec).await?;
     let pods: Vec<BTreeMap<String, String>> = templates.filter_map(|template| template.metadata?.labels).collect();
     let names = services.iter().filter_map(|found| found["metadata"]["name"].as_str().map(str::to_owned));
