@@ -38,7 +38,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, timer: 
         }
         pause = timer;
         let look = tokio::time::timeout(LIMIT, async {
-            let waits_for = watch.missing().into_iter().chain(watch.broken()).map(str::to_owned).collect();
+            let waits_for = watch.missing().into_iter().map(str::to_owned).collect();
             // One that is as it should be is not asked for by every timer.
             let known = told.as_ref().filter(|(known, at)| known.kind == CURRENT && at.elapsed() < AGAIN);
             let kind = match known {

@@ -39,9 +39,9 @@ use tracing::{error, info};
 /// Namespace of the agent's lease.
 pub const NAMESPACE: &str = "styrmin-system";
 
-/// The API server ends a watch after 290 s; a connection that says nothing for longer is none.
+/// The API server ends a watch after 290 s; one, or a list, that says nothing for longer has lost its connection.
 const WATCH_SILENCE: Duration = Duration::from_secs(300);
-/// How long the rooms may take to end, all together: less than the lease lasts.
+/// How long the rooms may take to end, all together.
 const ROOMS_END: Duration = Duration::from_secs(5);
 /// How long the lists of the first watches may take before the agent says that it waits.
 const FIRST_LISTS: Duration = Duration::from_secs(30);
@@ -71,7 +71,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     let mut for_watches = config.clone();
     for_watches.read_timeout = Some(WATCH_SILENCE);
     let client = connected(config)?;
-    // Of its own: a command in a container may be silent for long, a watch may not.
+    // Of its own: a command in a container may be silent for long, a list or a watch may not.
     let watching = connected(for_watches)?;
     if let Some(address) = settings.metrics_listen {
         let served = metrics::serve(address, stop.clone()).await;

@@ -41,6 +41,7 @@ struct Metrics {
     waiting: Gauge,
     waited: Histogram,
     drift: Counter,
+    watches: Family<Labels<1>, Counter>,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
@@ -55,6 +56,7 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
         waiting: Gauge::default(),
         waited: Histogram::new(QUICK),
         drift: Counter::default(),
+        watches: Family::default(),
     };
     registry.register("api_calls", "Calls of the API server by verb, resource and status", metrics.calls.clone());
     registry.register("rollouts", "Rollouts and teardowns by outcome", metrics.rollouts.clone());
@@ -64,8 +66,15 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
     registry.register("queue", "Deployments that wait for a pass", metrics.waiting.clone());
     registry.register("queue_seconds", "How long deployments waited for a pass", metrics.waited.clone());
     registry.register("drift_corrections", "Times that drift was put back", metrics.drift.clone());
+    let about = "Times that a watch ended with an error, by kind: what is known of one that goes on so is old";
+    registry.register("watch_errors", about, metrics.watches.clone());
     Metrics { registry, ..metrics }
 });
+
+/// The watch of a kind ended with an error.
+pub(crate) fn watch_interrupted(kind: &str) {
+    METRICS.watches.get_or_create(&[("kind", kind.to_owned())]).inc();
+}
 
 /// So many deployments wait for a pass.
 pub(crate) fn waiting(deployments: usize) {

@@ -5,6 +5,7 @@
 
 use crate::NAMESPACE;
 use crate::kept::{self, ActionJob, Application, Deployment, Deployments, Id, Written};
+use crate::metrics;
 use crate::operator::is_leaving;
 use crate::packed::Packer;
 use crate::rows;
@@ -20,14 +21,13 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use styrmin_renderer::hooks::HOOK_LABEL;
 use styrmin_renderer::layout::{FLUX_NAMESPACE, MANAGED_BY};
 use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment};
 use tokio::sync::broadcast;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -35,8 +35,6 @@ use tracing::warn;
 const OBJECT_NAME: usize = "styrmin-".len() + 12;
 /// Changes that a slow listener may miss before it has to look at everything.
 const BACKLOG: usize = 4096;
-/// How long a watch may bring nothing but errors before that is told.
-const BROKEN: Duration = Duration::from_secs(60);
 /// By how much of the time between two lists each kind comes later than the one before.
 const SPREAD: f64 = 0.02;
 /// Objects in one answer to a list: a whole page is in memory at once, with everything that is not kept.
@@ -86,38 +84,7 @@ pub struct Watch {
     /// The pods in namespaces whose names begin as applications' do.
     pub pods: Arc<Store<kept::Pod>>,
     changes: broadcast::Sender<Changed>,
-    ready: Vec<(&'static str, Arc<Health>)>,
-}
-
-/// How the watch of a kind is.
-#[derive(Debug, Default)]
-struct Health {
-    /// The first list is complete.
-    listed: AtomicBool,
-    /// Since when nothing but errors comes, in ms since the start of watching; 0: it works.
-    broken_since: AtomicU64,
-}
-
-/// Where the times of [`Health`] begin.
-static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-impl Health {
-    fn breaks(&self) {
-        let now = u64::try_from(BEGAN.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
-        // The first error counts.
-        let _ = self.broken_since.compare_exchange(0, now, Ordering::AcqRel, Ordering::Relaxed);
-    }
-
-    fn works(&self) {
-        self.broken_since.store(0, Ordering::Release);
-    }
-
-    fn broken_for(&self) -> Duration {
-        match self.broken_since.load(Ordering::Acquire) {
-            0 => Duration::ZERO,
-            since => BEGAN.elapsed().saturating_sub(Duration::from_millis(since)),
-        }
-    }
+    ready: Vec<(&'static str, Arc<AtomicBool>)>,
 }
 
 /// The resource of a kind.
@@ -161,7 +128,7 @@ struct Starter<'a> {
     relist: Duration,
     stop: CancellationToken,
     changes: broadcast::Sender<Changed>,
-    ready: Vec<(&'static str, Arc<Health>)>,
+    ready: Vec<(&'static str, Arc<AtomicBool>)>,
 }
 
 impl Starter<'_> {
@@ -198,8 +165,8 @@ impl Starter<'_> {
         K: Resource + Send + Sync + 'static,
         T: Clone + PartialEq + Send + Sync + 'static,
     {
-        let health = Arc::new(Health::default());
-        self.ready.push((name, Arc::clone(&health)));
+        let done = Arc::new(AtomicBool::new(false));
+        self.ready.push((name, Arc::clone(&done)));
         let (changes, stop, reader) = (self.changes.clone(), self.stop.clone(), Arc::clone(&store));
         tokio::spawn(async move {
             let tell = |key: &Key, before: Option<&T>, now: Option<&T>| {
@@ -219,21 +186,18 @@ impl Starter<'_> {
                     () = stop.cancelled() => return,
                     event = stream.next() => event,
                 };
-                match &event {
-                    Some(Err(_)) => health.breaks(),
-                    // It only says that a list begins.
-                    Some(Ok(watcher::Event::Init)) | None => {}
-                    Some(Ok(_)) => health.works(),
-                }
                 match event {
                     None => return,
-                    Some(Err(error)) => warn!(watch = name, %error, "a watch was interrupted; it begins anew"),
+                    Some(Err(error)) => {
+                        metrics::watch_interrupted(name);
+                        warn!(watch = name, %error, "a watch was interrupted; it begins anew");
+                    }
                     Some(Ok(watcher::Event::Init)) => store.begin(),
                     Some(Ok(watcher::Event::InitDone)) => {
                         for (key, before) in store.complete() {
                             tell(&key, Some(&before), None);
                         }
-                        health.listed.store(true, Ordering::Release);
+                        done.store(true, Ordering::Release);
                     }
                     Some(Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object))) => {
                         let key = place(&object);
@@ -463,15 +427,7 @@ impl Watch {
     /// The kinds whose first list is not complete.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
-        let all = self.ready.iter().filter(|(_, health)| !health.listed.load(Ordering::Acquire));
-        all.map(|(name, _)| *name).collect()
-    }
-
-    /// The kinds that were listed once, and cannot be watched since a while: what is known of them is old.
-    #[must_use]
-    pub fn broken(&self) -> Vec<&'static str> {
-        let is_broken = |health: &Health| health.listed.load(Ordering::Acquire) && health.broken_for() > BROKEN;
-        self.ready.iter().filter(|(_, health)| is_broken(health)).map(|(name, _)| *name).collect()
+        self.ready.iter().filter(|(_, ready)| !ready.load(Ordering::Acquire)).map(|(name, _)| *name).collect()
     }
 
     /// Changes from now on.

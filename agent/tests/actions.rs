@@ -4,9 +4,9 @@ mod case;
 
 use case::{Case, leftover, spec};
 use serde_json::json;
-use styrmin_agent::operator::decide::{Action, ObjectKey, phase};
+use styrmin_agent::operator::decide::{Action, ObjectKey, Settings, phase, unobserved};
 use styrmin_agent::operator::hook::{Execution, HookState};
-use styrmin_agent::operator::{FORCE_DELETE, SKIP_TEARDOWN, steps};
+use styrmin_agent::operator::{FINALIZER, FORCE_DELETE, SKIP_TEARDOWN, steps};
 use styrmin_renderer::spec::Lifecycle;
 
 const EVERY_OCCASION: &str = "
@@ -611,7 +611,7 @@ fn components_that_never_stop_fail_the_step() {
         { "type": "Ready", "status": "False", "reason": "SourceNotReady", "message": "no chart", "observedGeneration": 1 }] } }));
     case.settle();
     case.differing.clear();
-    case.after(1229);
+    case.after(2429);
     case.settle();
     assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
     let waits = case.status().steps.iter().find(|step| step.key.is_some()).unwrap().message.clone();
@@ -619,5 +619,29 @@ fn components_that_never_stop_fail_the_step() {
     case.after(2);
     case.settle();
     assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::FAILED, "HookFailed"));
-    assert_eq!(case.status().message.as_deref(), Some("database could not be stopped within 1230 s: no chart"));
+    assert_eq!(case.status().message.as_deref(), Some("database could not be stopped within 2430 s: no chart"));
+}
+
+#[test]
+fn lateness_ends_no_action() {
+    let mut case = Case::with_actions(STOPS);
+    case.wanted.held = true;
+    case.differing = vec![case.wanted.release.clone()];
+    case.settle();
+    case.after(3600);
+    let late = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
+    case.object.status = late.or(case.object.status);
+    assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
+}
+
+#[test]
+fn an_object_that_is_put_back_goes_when_its_action_has_ended() {
+    let mut case = first_begun();
+    case.sees(HookState::Running);
+    let mut case = case.going();
+    case.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    case.restored = true;
+    assert_eq!(case.pass().after, []);
+    case.sees(HookState::Succeeded);
+    assert_eq!(case.pass().after, [Action::RemoveFinalizer, Action::ReapplyFolder]);
 }

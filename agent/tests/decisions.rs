@@ -422,12 +422,76 @@ fn a_release_that_could_not_be_written_gets_a_new_start() {
     case.settle();
     case.trouble = Some("applying NetworkPolicy n/p: exceeded quota");
     case.after(30);
-    case.pass();
-    assert_eq!(case.status().rollout_started_at.as_deref(), Some("2026-11-29T15:00:30Z"));
-    case.differing.clear();
+    let refused = case.pass().status;
+    assert_eq!((refused.message.as_deref(), refused.rollout_started_at.as_deref()), (case.trouble, None));
     case.after(30);
+    assert_eq!(case.pass().status, refused, "written once: each write is a reason for another pass");
+    case.after(211);
+    let late = case.pass().status;
+    let message = late.message.clone().unwrap();
+    assert!(message.ends_with("phase CreatingHelmRelease: applying NetworkPolicy n/p: exceeded quota"), "{message}");
+    case.after(30);
+    assert_eq!(case.pass().status, late);
+    // Now it is written.
+    (case.trouble, case.differing) = (None, Vec::new());
     case.pass();
-    assert_eq!(case.status().rollout_started_at.as_deref(), Some("2026-11-29T15:00:30Z"), "it is written");
+    assert_eq!(case.status().rollout_started_at.as_deref(), Some("2026-11-29T15:05:01Z"));
+    assert_eq!((case.reason().as_str(), case.status().display_state.as_deref()), ("Progressing", Some("Deploying")));
+}
+
+#[test]
+fn what_an_earlier_rollout_took_makes_no_newer_one_late() {
+    let upgraded = || {
+        let mut case = Case::new().ready();
+        case.after(3600);
+        case.change("two");
+        case
+    };
+    let mut case = upgraded();
+    case.driver_here = false;
+    case.pass();
+    case.pass();
+    assert_eq!((case.reason().as_str(), case.status().display_state.as_deref()), ("DriverMissing", Some("Deploying")));
+    case.after(271);
+    case.pass();
+    assert_eq!(case.reason(), "ReadyTimeout");
+    let mut case = upgraded();
+    case.object.status = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
+    assert_eq!((case.reason().as_str(), case.status().display_state.as_deref()), ("Progressing", Some("Deploying")));
+    // Of one that has failed a new change is none that fails.
+    let mut case = upgraded();
+    case.object.status.as_mut().unwrap().phase = Some(phase::FAILED.into());
+    case.object.status = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
+    assert_eq!((case.phase().as_str(), case.status().instance_id.as_deref()), (phase::PREREQUISITES, Some("two")));
+}
+
+#[test]
+fn what_cannot_be_observed_undoes_no_end_that_has_begun() {
+    let mut case = Case::new().ready().going();
+    case.confirmed = Some("the deletion was requested");
+    case.leftovers = vec![leftover("Namespace", false)];
+    case.settle();
+    case.object.spec.instance_id = "never noted".into();
+    case.after(3600);
+    assert_eq!(unobserved(&case.object, "why", case.now, &Settings::default()), None);
+}
+
+#[test]
+fn a_release_that_has_recovered_is_not_asked_to_be_tried_again() {
+    let mut case = Case::new().ready();
+    let release = case.release.as_mut().unwrap();
+    release["status"]["failures"] = 1.into();
+    release["status"]["upgradeFailures"] = 1.into();
+    // Nothing of the release changes.
+    case.change("two");
+    case.settle();
+    assert_eq!((case.phase().as_str(), &case.status().release_reset_at), (phase::READY, &None));
+    // One that was never ready for us is, though Flux calls it so.
+    case.wanted.release["spec"] = json!({ "postRenderers": [] });
+    case.change("three");
+    case.pass();
+    case.pass();
+    assert!(case.status().release_reset_at.is_some());
 }
 
 #[test]

@@ -473,21 +473,13 @@ pub fn helm_release(
     })
 }
 
-/// Fields of a HelmRelease's spec that say how Flux goes about it.
-const SETTINGS: [&str; 5] = ["driftDetection", "install", "interval", "timeout", "upgrade"];
-
-/// What a HelmRelease is, in digests: two that differ only in settings bring the same into the cluster.
+/// What a HelmRelease is, in digests.
 #[must_use]
 pub fn rendered(release: &Value) -> RenderedRelease {
-    let digest = |settings: bool| {
-        let fields = release["spec"].as_object().into_iter().flatten();
-        let some: Map<String, Value> = fields
-            .filter(|(name, _)| SETTINGS.contains(&name.as_str()) == settings)
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect();
-        canonical::short(&canonical::digest(&Value::Object(some))).to_owned()
-    };
-    RenderedRelease { content: digest(false), settings: digest(true) }
+    let mut rest = release["spec"].clone();
+    let values = rest.as_object_mut().and_then(|spec| spec.remove("valuesFrom")).unwrap_or_default();
+    let digest = |part: &Value| canonical::short(&canonical::digest(part)).to_owned();
+    RenderedRelease { values: digest(&values), rest: digest(&rest) }
 }
 
 /// What [`helm_release`] writes into a HelmRelease's spec.

@@ -147,10 +147,10 @@ pub struct StyrminDeploymentStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedRelease {
-    /// Of what Helm is given.
-    pub content: String,
-    /// Of how Flux is to go about it: the agent's settings.
-    pub settings: String,
+    /// Of where its values are, which are named by their content.
+    pub values: String,
+    /// Of the rest.
+    pub rest: String,
 }
 
 /// How a declared service is reached.

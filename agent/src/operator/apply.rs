@@ -14,6 +14,7 @@ use std::sync::Arc;
 use styrmin_renderer::canonical;
 use styrmin_renderer::layout::MANAGED_BY;
 use styrmin_renderer::network;
+use styrmin_renderer::objects::CHART_SOURCE;
 use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment, StyrminDeploymentStatus};
 use tracing::{info, warn};
 
@@ -177,6 +178,7 @@ async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {
     match kind.as_str() {
         "Service" => context.watch.services.release(namespace, name),
         "NetworkPolicy" => context.watch.policies.release(namespace, name),
+        "Secret" if name == CHART_SOURCE => context.credentials.forget(namespace),
         _ => {}
     }
     // A Job's pods go with it only when that is asked for.
@@ -284,7 +286,8 @@ async fn record_applied(
     let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), &namespace);
     context.applied.forget(&object.metadata.uid.clone().unwrap_or_default());
     let newest = gathered.revisions.last();
-    if let Some(known) = newest.filter(|_| gathered.applied() == Some(&object.spec)) {
+    let same = gathered.applied() == Some(&object.spec) && gathered.applied_release() == gathered.wanted_release();
+    if let Some(known) = newest.filter(|_| same) {
         // Recorded already, by a pass that was cut off before it had removed the others.
         return forget_others(&known.name_any(), gathered, &namespace, context).await;
     }

@@ -355,15 +355,16 @@ pub fn unobserved(
     settings: &Settings,
 ) -> Option<StyrminDeploymentStatus> {
     let mut status = object.status.clone().unwrap_or_default();
-    let rolls = ROLLS.contains(&status.phase.as_deref().unwrap_or_default());
-    if status.instance_id.as_ref() == Some(&object.spec.instance_id) && !rolls {
-        // What runs goes on running.
+    let ends = object.metadata.deletion_timestamp.is_some() || object.spec.lifecycle == Lifecycle::Deleting;
+    if ends || teardown::left(&status) {
+        // What is known of an end decides what is removed.
         return None;
     }
-    status.instance_id = Some(object.spec.instance_id.clone());
-    if status.phase.is_none() {
-        status.phase = Some(phase::PREREQUISITES.into());
-        status.display_state = Some(status::DEPLOYING.into());
+    if status.instance_id.as_ref() != Some(&object.spec.instance_id) {
+        wait_anew(&mut status, object, now);
+    } else if !ROLLS.contains(&status.phase.as_deref().unwrap_or_default()) {
+        // What runs goes on running.
+        return None;
     }
     status.message = Some(status::bounded(why));
     let status = timed(object, status, now, settings, Some(why)).status;
@@ -462,11 +463,7 @@ fn begin(
     let DriverSeen::Here(driver) = observed.driver else {
         // Once: this pass comes again until the driver is there.
         if left || status.instance_id.as_ref() != Some(&spec.instance_id) {
-            status.phase = Some(phase::PREREQUISITES.into());
-            // What an earlier change has run stays noted until there is a plan.
-            if status.steps.iter().all(|step| step.key.is_none()) {
-                status.steps = steps::waiting(now);
-            }
+            wait_anew(&mut status, observed.object, now);
         }
         return wait_for_driver(observed, status, now, settings);
     };
@@ -515,6 +512,17 @@ fn begin(
     Decision { status, notes: vec![started], again: AT_ONCE, ..Decision::default() }
 }
 
+/// A change has arrived, and waits to be begun. What an earlier one has run stays noted until there is a plan.
+fn wait_anew(status: &mut StyrminDeploymentStatus, object: &StyrminDeployment, now: Timestamp) {
+    let generation = object.metadata.generation;
+    status.instance_id = Some(object.spec.instance_id.clone());
+    status.phase = Some(phase::PREREQUISITES.into());
+    status.display_state = Some(status::DEPLOYING.into());
+    status.rollout_started_at = None;
+    steps::wait_anew(status, now);
+    status::set(status, "Ready", "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
+}
+
 /// Nothing can be planned without the driver. The instance is noted all the same: people see that
 /// the change has arrived and what it waits for.
 fn wait_for_driver(
@@ -557,7 +565,7 @@ fn wait(
     status.message = Some(message.to_owned());
     let here = status.phase.as_deref().unwrap_or_default();
     if !ROLLS.contains(&here) {
-        return Decision { status, again: Some(SOON), ..Decision::default() };
+        return Decision { status, ..Decision::default() };
     }
     if here == phase::PREREQUISITES {
         if let Some(first) = status.steps.iter().position(|step| step.name == plan::PREREQUISITES) {
@@ -570,7 +578,10 @@ fn wait(
         }
     }
     let mut decision = timed(observed.object, status, now, settings, Some(message));
-    decision.no_later(SOON);
+    if reason == "SecretsMissing" {
+        // No watch shows the Secrets of others; a driver's and a source's arrival is seen.
+        decision.no_later(SOON);
+    }
     decision
 }
 
@@ -641,18 +652,22 @@ fn rollout(
 /// still shows says nothing about what was asked for now.
 pub(super) fn judged(observed: &Observed<'_>, settings: &Settings) -> Option<Verdict> {
     let reset = observed.object.status.as_ref().and_then(|status| status.release_reset_at.as_deref());
-    let judge = |found| match reset {
-        // What it says is of before it was asked to try again.
-        Some(at) if !release::was_reset(found, at) => Verdict::Progressing(Seen::default()),
-        _ => release::judge(found, observed.failure, settings.release.retries),
+    let judge = |found| {
+        let verdict = release::judge(found, observed.failure, settings.release.retries);
+        match (reset, verdict) {
+            (Some(at), verdict) if release::was_reset(found, at) => verdict,
+            (None, verdict) | (_, verdict @ Verdict::Progressing(_)) => verdict,
+            // How it ended is of before it was asked to try again.
+            _ => Verdict::Progressing(Seen::default()),
+        }
     };
     (!differs(observed)).then(|| observed.release.map_or_else(|| Verdict::Progressing(Seen::default()), judge))
 }
 
-/// What a release is rendered to is other than when it became ready: a value in a Secret that somebody else keeps is
-/// a new one, or this agent renders otherwise than the one before.
+/// The values that Helm is given are other than when the release became ready: one in a Secret that somebody else
+/// keeps is a new one.
 fn is_renewed(status: &StyrminDeploymentStatus, wanted: &Wanted) -> bool {
-    status.rendered_release.as_ref().zip(wanted.rendered()).is_some_and(|(known, now)| known.content != now.content)
+    status.rendered_release.as_ref().zip(wanted.rendered()).is_some_and(|(known, now)| known.values != now.values)
 }
 
 /// A rollout of the same instance begins.
@@ -666,17 +681,17 @@ fn renew(status: &mut StyrminDeploymentStatus, generation: Option<i64>, now: Tim
     for condition in ["HelmReleaseReady", "Ready"] {
         status::set(status, condition, "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
     }
-    note("Renewed", "What the chart is given has changed: it is rolled out".into())
+    note("Renewed", "The values of the chart have changed: they are rolled out".into())
 }
 
 /// Counts what is put back of a deployment that was ready, once for each set of objects.
 fn put_back(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, notes: &mut Vec<Note>, now: Timestamp) {
     let generation = observed.object.metadata.generation;
     let record = (!observed.recorded).then(|| "ControllerRevision of what was applied".to_owned());
-    // Another setting of ours is nobody's edit.
+    // What this agent renders otherwise than the one before, or with other settings, is nobody's edit.
     let rendered = observed.wanted.ok().and_then(Wanted::rendered);
-    let other_settings = status.rendered_release.as_ref().zip(rendered).is_some_and(|(known, now)| *known != now);
-    let is_edited = |object: &&Value| !(other_settings && object["kind"] == "HelmRelease");
+    let is_ours = status.rendered_release.as_ref().zip(rendered).is_some_and(|(known, now)| *known != now);
+    let is_edited = |object: &&Value| !(is_ours && object["kind"] == "HelmRelease");
     let names: Vec<String> = observed.differing.iter().filter(is_edited).map(name_of).chain(record).collect();
     let message = format!("Put back {}", names.join(", "));
     // What was applied a moment ago may not be seen yet: what is noted is not counted again.
@@ -742,7 +757,9 @@ fn work(
             }
             if status.rollout_started_at.is_none() && !matches!(verdict, Verdict::Ready) {
                 enter(&mut status, &StepKind::HelmRelease);
-                start(observed, &mut status, now);
+                if start(observed, &mut status, wanted, verdict, now) {
+                    return Decision { status, again: AT_ONCE, ..Decision::default() };
+                }
             }
             return match judge_release(observed, status, verdict, None, now, settings) {
                 Ok(status) => ready(observed, status, now),
@@ -786,18 +803,14 @@ fn work(
                 if !failed {
                     enter(&mut status, &current.kind);
                 }
-                let differs = differs(observed);
-                if status.rollout_started_at.is_none() {
+                if differs(observed) && observed.trouble.is_some() {
+                    // It could not be written: its clock begins when it is.
+                    status.rollout_started_at = None;
+                } else if status.rollout_started_at.is_none() {
                     steps::run(&mut status, current.index, now);
-                    start(observed, &mut status, now);
-                    if !differs && observed.release.is_some_and(release::has_failed) {
-                        // Flux has given up on just this, and is asked to try it again.
-                        status.release_reset_at = Some(now.to_string());
+                    if start(observed, &mut status, wanted, verdict, now) {
                         return Decision { status, again: AT_ONCE, ..Decision::default() };
                     }
-                } else if differs && observed.trouble.is_some() {
-                    // It could not be written: the clock begins with the next attempt.
-                    status.rollout_started_at = Some(now.to_string());
                 }
                 status = match judge_release(observed, status, verdict, Some(current.index), now, settings) {
                     Ok(status) => status,
@@ -842,8 +855,15 @@ fn work(
     }
 }
 
-/// The clock of a rollout begins, and with it what is said of lateness.
-fn start(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, now: Timestamp) {
+/// The clock of a rollout begins, and with it what is said of lateness. `true`: Flux has given up on the very release
+/// that is wanted, and is asked to try it again.
+fn start(
+    observed: &Observed<'_>,
+    status: &mut StyrminDeploymentStatus,
+    wanted: &Wanted,
+    verdict: &Verdict,
+    now: Timestamp,
+) -> bool {
     let generation = observed.object.metadata.generation;
     status.message = None;
     status.rollout_started_at = Some(now.to_string());
@@ -851,6 +871,15 @@ fn start(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, now: Tim
         status.display_state = Some(status::DEPLOYING.into());
         status::set(status, "Ready", "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
     }
+    let gave_up = matches!(verdict, Verdict::Failed { .. } | Verdict::Error { .. });
+    // Flux may call it ready, and what told that it is not is forgotten after an hour: it never was for us.
+    let was_ready = status.rendered_release == wanted.rendered();
+    let counts = || observed.release.is_some_and(release::has_failed) && !was_ready;
+    let again = !differs(observed) && (gave_up || counts());
+    if again {
+        status.release_reset_at = Some(now.to_string());
+    }
+    again
 }
 
 /// The readiness timeout has passed.
@@ -917,7 +946,7 @@ fn judge_release(
             status::copy(&mut status, seen, generation, now);
             error(status, "Failing", message, generation, now)
         }
-        Verdict::Progressing(seen) => progressing(observed.object, status, seen, index, now, settings),
+        Verdict::Progressing(seen) => progressing(observed, status, seen, index, now, settings),
     };
     Err(Box::new(decision))
 }
@@ -948,19 +977,20 @@ fn concluded(status: &StyrminDeploymentStatus, release: Option<&Value>) -> bool 
 
 /// Flux works.
 fn progressing(
-    object: &StyrminDeployment,
+    observed: &Observed<'_>,
     mut status: StyrminDeploymentStatus,
     seen: &Seen,
     index: Option<usize>,
     now: Timestamp,
     settings: &Settings,
 ) -> Decision {
-    let generation = object.metadata.generation;
+    let generation = observed.object.metadata.generation;
     status::copy(&mut status, seen, generation, now);
     if status.phase.as_deref() == Some(phase::FAILED) {
         return Decision { status, ..Decision::default() };
     }
     let why = seen.ready.as_ref().filter(|ready| ready.status == "False").map(|ready| ready.message.clone());
+    let why = why.or(observed.trouble.map(str::to_owned));
     status.message.clone_from(&why);
     if let Some(index) = index {
         steps::run(&mut status, index, now);
@@ -971,12 +1001,12 @@ fn progressing(
     if status.display_state.as_deref() != Some(status::ERROR) {
         status.display_state = Some(status::DEPLOYING.into());
     }
-    timed(object, status, now, settings, why.as_deref())
+    timed(observed.object, status, now, settings, why.as_deref())
 }
 
 /// Becomes an error when the rollout takes too long; the phase stays, since it can still succeed. The time of
-/// actions does not count: they have limits of their own. Before there is a HelmRelease to wait for, the time counts
-/// from when the change was noted, or the object made.
+/// actions does not count, nor does lateness end one: they have limits of their own. Before there is a HelmRelease to
+/// wait for, the time counts from when the change was noted; from when the object was made, if nothing ever was.
 fn timed(
     object: &StyrminDeployment,
     status: StyrminDeploymentStatus,
@@ -986,7 +1016,8 @@ fn timed(
 ) -> Decision {
     let limit = SignedDuration::from_secs(i64::from(settings.ready_timeout));
     let started = status.rollout_started_at.as_deref().and_then(|at| at.parse().ok());
-    let noted = || steps::began(&status, 0).or(object.metadata.creation_timestamp.as_ref().map(|at| at.0));
+    let created = || object.metadata.creation_timestamp.as_ref().map(|at| at.0);
+    let noted = || steps::noted(&status).or_else(|| created().filter(|_| status.spec_digest.is_none()));
     let Some(started) = started.or_else(noted) else {
         return Decision { status, ..Decision::default() };
     };
@@ -1002,7 +1033,12 @@ fn timed(
         message.push_str(": ");
         message.push_str(why);
     }
-    error(status, READY_TIMEOUT, &message, object.metadata.generation, now)
+    let hook = steps::comes_to_a_hook(&status).then(|| status.steps.clone());
+    let mut late = error(status, READY_TIMEOUT, &message, object.metadata.generation, now);
+    if let Some(steps) = hook {
+        late.status.steps = steps;
+    }
+    late
 }
 
 fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {

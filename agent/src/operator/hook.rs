@@ -132,7 +132,8 @@ fn left(status: &StyrminDeploymentStatus, index: usize, seconds: u32, now: Times
 }
 
 /// Components without pods, or with their pods again: through the release, since Flux would put back
-/// anything else. The limit is what Flux takes at most until it gives up.
+/// anything else. The limit is what Flux takes until it gives up, when each attempt and each rollback takes as long
+/// as it may.
 fn scale(
     observed: &Observed<'_>,
     status: &mut StyrminDeploymentStatus,
@@ -164,7 +165,9 @@ fn scale(
             let ready = if let Some(Verdict::Progressing(seen)) = seen { seen.ready.as_ref() } else { None };
             let says = ready.filter(|ready| ready.status == "False");
             let says = says.map_or_else(String::new, |ready| format!(": {}", ready.message));
-            let limit = settings.release.timeout_seconds.saturating_mul(settings.release.retries + 1) + GRACE;
+            let attempts = settings.release.retries.saturating_add(1);
+            let limit =
+                settings.release.timeout_seconds.saturating_mul(2).saturating_mul(attempts).saturating_add(GRACE);
             let names = names.join(", ");
             if left(status, index, limit, now).is_none() {
                 return Progress::Failed(format!("{names} could not be {what} within {limit} s{says}"));

@@ -21,12 +21,12 @@ mod teardown;
 use crate::clock;
 use crate::kept;
 use crate::metrics::{self, Phases};
+use crate::packed::{Packed, Packer};
 use crate::server::Server;
 use crate::settings::Settings;
 use crate::store::Key;
 use crate::watch::{Changed, Watch};
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::{Client, ResourceExt as _};
 use queue::{Queue, Turn};
 use std::collections::HashMap;
@@ -53,6 +53,8 @@ pub const SKIP_TEARDOWN: &str = "styrmin.io/skip-teardown";
 const CONCURRENCY: usize = 16;
 /// How long one pass may take: it is a handful of requests.
 const PASS_LIMIT: Duration = Duration::from_secs(60);
+/// How long telling may take that a pass has not ended.
+const TELL_LIMIT: Duration = Duration::from_secs(5);
 /// How soon a pass is repeated whose view was older than the object.
 const STALE: Duration = Duration::from_millis(200);
 
@@ -66,8 +68,9 @@ pub(crate) struct Context {
     events: events::Events,
     executions: execute::Executions,
     drivers: drivers::Drivers,
-    /// What was last applied, by the UID of the object. Nobody else writes it while this agent leads.
-    applied: recent::Recent<String, Vec<ControllerRevision>>,
+    /// The ControllerRevisions of what was last applied, by the UID of the object. Nobody else writes it while this agent leads.
+    applied: recent::Recent<String, Packed>,
+    packer: Packer,
     /// Environments whose copy of the repository's credentials is as it should be.
     credentials: recent::Recent<String, ()>,
     phases: Phases,
@@ -167,6 +170,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         // Shorter than the lease lasts. A pass that rests on what another agent has changed meanwhile cannot write
         // the status, which carries the version of the object that was observed.
         applied: recent::Recent::new(Duration::from_secs(settings.lease_duration.into()).mul_f64(0.7)),
+        packer: Packer::default(),
         credentials: recent::Recent::new(settings.timer()),
         phases: Phases::default(),
         troubles: Troubles::default(),
@@ -257,11 +261,14 @@ async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
     let object = context.watch.deployments.get(namespace, name)?.object()?;
     let began = Instant::now();
     let pass = tokio::time::timeout(PASS_LIMIT, pass(&object, Arc::clone(&context)));
-    let result = pass.await.unwrap_or_else(|_| {
-        let error = OperatorError::Slow;
-        context.troubles.keep(&object, Some(error.to_string()));
-        Err((error.to_string(), error))
-    });
+    let result = match pass.await {
+        Ok(result) => result,
+        Err(_) => {
+            let told = tokio::time::timeout(TELL_LIMIT, not_observed(&object, &OperatorError::Slow, &context));
+            let said = told.await.unwrap_or_else(|_| OperatorError::Slow.to_string());
+            Err((said, OperatorError::Slow))
+        }
+    };
     let (outcome, next) = match result {
         Ok(next) => ("done", next),
         Err((_, error)) if error.is_stale() => ("conflict", STALE),
@@ -275,6 +282,18 @@ async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
     Some(next)
 }
 
+/// Tells what can be told when nothing could be observed; gives that. Of what is only read, no error shows a secret.
+async fn not_observed(object: &StyrminDeployment, error: &OperatorError, context: &Context) -> String {
+    context.troubles.keep(object, Some(error.to_string()));
+    let said = context.troubles.get(object).unwrap_or_default();
+    if let Some(status) = decide::unobserved(object, &said, clock::now(), &context.settings)
+        && let Err(other) = apply::write_status(object, object.resource_version(), &status, context).await
+    {
+        debug!(%other, "what could not be observed could not be told");
+    }
+    said
+}
+
 /// One pass over what was found; gives why it ended early with what may be told of it.
 async fn pass(
     object: &StyrminDeployment,
@@ -282,17 +301,7 @@ async fn pass(
 ) -> std::result::Result<Duration, (String, OperatorError)> {
     let mut observed = match observe::observe(object, &context).await {
         Ok(observed) => observed,
-        // Of what is only read, no error shows a secret.
-        Err(error) => {
-            context.troubles.keep(object, Some(error.to_string()));
-            let said = context.troubles.get(object).unwrap_or_default();
-            if let Some(status) = decide::unobserved(object, &said, clock::now(), &context.settings)
-                && let Err(other) = apply::write_status(object, object.resource_version(), &status, &context).await
-            {
-                debug!(%other, "what could not be observed could not be told");
-            }
-            return Err((said, error));
-        }
+        Err(error) => return Err((not_observed(object, &error, &context).await, error)),
     };
     observed.trouble = context.troubles.get(object);
     let decision = decide::decide(&observed.view(object), clock::now(), &context.settings);

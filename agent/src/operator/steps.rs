@@ -273,6 +273,30 @@ pub fn forget(status: &mut StyrminDeploymentStatus, kind: &StepKind, base: Base<
     }
 }
 
+/// A change that waits to be begun is noted. Steps of actions stay known until there is a plan.
+pub fn wait_anew(status: &mut StyrminDeploymentStatus, now: Timestamp) {
+    let fresh = waiting(now);
+    if status.steps.iter().all(|step| step.key.is_none()) {
+        status.steps = fresh;
+    } else {
+        status.steps.retain(|step| step.name != plan::PREREQUISITES);
+        status.steps.splice(0..0, fresh);
+    }
+}
+
+/// When a change was noted.
+#[must_use]
+pub fn noted(status: &StyrminDeploymentStatus) -> Option<Timestamp> {
+    let index = status.steps.iter().position(|step| step.name == plan::PREREQUISITES)?;
+    began(status, index)
+}
+
+/// The first step that has not ended well is one of an action.
+#[must_use]
+pub fn comes_to_a_hook(status: &StyrminDeploymentStatus) -> bool {
+    status.steps.iter().find(|step| !ended_well(step)).is_some_and(|step| step.key.is_some())
+}
+
 /// A step of an action has not ended well.
 #[must_use]
 pub fn hook_is_left(status: &StyrminDeploymentStatus) -> bool {

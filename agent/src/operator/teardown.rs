@@ -36,6 +36,11 @@ pub(super) fn decide(
         return Decision { status, after: vec![Action::RemoveFinalizer], notes, ..Decision::default() };
     }
     if going && observed.restored && status.phase.as_deref() != Some(phase::DELETED) && !begun(&status) {
+        if let Some(step) = hook::unfinished(observed, &mut status, now) {
+            // The object that comes in its place would not find a command that runs.
+            status.message = Some(format!("The file is in Git again; it waits until the step \"{step}\" has ended"));
+            return Decision { status, again: Some(Duration::from_secs(5)), ..Decision::default() };
+        }
         let notes = vec![note("Restored", "The file is in Git again; the application was not touched".into())];
         let after = vec![Action::RemoveFinalizer, Action::ReapplyFolder];
         return Decision { status, after, notes, ..Decision::default() };

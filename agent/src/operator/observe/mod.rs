@@ -125,6 +125,11 @@ impl Gathered {
         self.applied.as_ref()
     }
 
+    /// The HelmRelease of what was last applied.
+    pub(super) fn applied_release(&self) -> Option<&Value> {
+        self.applied_release.as_ref()
+    }
+
     /// The HelmRelease that should be there.
     pub(super) fn wanted_release(&self) -> Option<&Value> {
         self.wanted.as_ref().ok().map(|wanted| &wanted.release)
@@ -139,12 +144,13 @@ impl Gathered {
     async fn read_applied(&mut self, context: &Context, object: &StyrminDeployment) -> Result<()> {
         let uid = object.metadata.uid.clone().unwrap_or_default();
         let going = object.metadata.deletion_timestamp.is_some();
-        self.revisions = match context.applied.get(&uid).filter(|_| !going) {
+        let known = context.applied.get(&uid).filter(|_| !going);
+        self.revisions = match known.and_then(|known| known.unpack()) {
             Some(known) => known,
             None => {
                 let at = Instant::now();
                 let found = revisions(context, &object.namespace().unwrap_or_default(), &object.spec).await?;
-                context.applied.put(uid, at, found.clone());
+                context.applied.put(uid, at, context.packer.pack(&found));
                 found
             }
         };
@@ -248,7 +254,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     if let Some(release) = gathered.release.as_ref().filter(|release| needs_events(release)) {
         gathered.failure = newest_failure(context, &namespace, release).await?;
     }
-    gathered.say_it_ours(spec, &driver);
+    gathered.say_it_ours(spec, Some(&driver));
     if acted && !settled && !leaves {
         let plan = planned(object, gathered.applied.as_ref(), &driver);
         let base = Base::of(gathered.revision(), Some(status), &driver.digest);
@@ -339,6 +345,12 @@ async fn ending(
     if gathered.revisions.is_empty() {
         gathered.read_applied(context, object).await?;
     }
+    if gathered.release.as_ref().and_then(release::uninstall_failed).is_some() {
+        if gathered.secrets.is_empty() && !references(spec).is_empty() {
+            gathered.secrets = texts_of_values(context, &namespace, spec).await?;
+        }
+        gathered.say_it_ours(spec, None);
+    }
     gathered.leftovers = leftovers(context, &namespace, &object.name_any(), spec, &gathered.revisions).await?;
     let was_applied = gathered.applied.is_some() || status.applied_digest.is_some();
     if !teardown::before_removal(status) || !was_applied {
@@ -352,7 +364,7 @@ async fn ending(
         // Flux has removed the Secret together with the object. What was made of it is still there.
         gathered.secrets = texts_of_values(context, &namespace, spec).await?;
     }
-    gathered.say_it_ours(spec, &driver);
+    gathered.say_it_ours(spec, Some(&driver));
     let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec.actions);
     let base = Base::of(gathered.revision(), Some(status), &driver.digest);
     let secrets = &gathered.secrets;
@@ -412,10 +424,11 @@ fn in_the_way(gathered: &Gathered, watch: &Watch, spec: &StyrminDeploymentSpec) 
 impl Gathered {
     /// Messages of Flux, without the values of secrets (Helm quotes values in some errors), and with the
     /// name that people know for an override whose container is not there.
-    fn say_it_ours(&mut self, spec: &StyrminDeploymentSpec, driver: &Driver) {
+    fn say_it_ours(&mut self, spec: &StyrminDeploymentSpec, driver: Option<&Driver>) {
         let Self { release, failure, secrets, .. } = self;
+        let not_found = |message: &str| post_render::not_found(message, spec, driver?);
         if let Some(failure) = failure {
-            if let Some(message) = post_render::not_found(&failure.message, spec, driver) {
+            if let Some(message) = not_found(&failure.message) {
                 failure.reason = post_render::CONTAINER_NOT_FOUND.into();
                 failure.message = message;
             }
@@ -424,7 +437,7 @@ impl Gathered {
         let conditions = release.as_mut().and_then(|release| release.pointer_mut("/status/conditions"));
         for condition in conditions.and_then(Value::as_array_mut).into_iter().flatten() {
             let message = condition["message"].as_str().unwrap_or_default();
-            let message = post_render::not_found(message, spec, driver).unwrap_or_else(|| masked(message, secrets));
+            let message = not_found(message).unwrap_or_else(|| masked(message, secrets));
             condition["message"] = message.into();
         }
     }
@@ -732,14 +745,14 @@ pub(crate) fn covers(found: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Fields that others have put into the spec of a HelmRelease, and that Flux would use. To suspend one is everybody's
-/// right, as it is with what a Kustomization applies.
-pub(super) fn surplus<'a>(found: &'a Value, wanted: &Value) -> Vec<&'a str> {
-    let fields = found["spec"].as_object().into_iter().flatten();
-    let others = fields.filter(|(name, value)| {
-        !value.is_null() && name.as_str() != "suspend" && wanted["spec"].get(name.as_str()).is_none()
-    });
-    others.map(|(name, _)| name.as_str()).collect()
+/// Fields of a HelmRelease that say what is brought where, and are not ours.
+const OF_OTHERS: [&str; 3] = ["chart", "kubeConfig", "values"];
+
+/// Fields that others have put into the spec of a HelmRelease, and that would bring something else into the cluster.
+/// To suspend one is everybody's right, and what a webhook adds to all of them is its own.
+pub(super) fn surplus(found: &Value, wanted: &Value) -> Vec<&'static str> {
+    let is_there = |object: &Value, name: &str| !object["spec"][name].is_null();
+    OF_OTHERS.into_iter().filter(|name| is_there(found, name) && !is_there(wanted, name)).collect()
 }
 
 /// Annotation of a copy: the version of what it is a copy of.
@@ -854,10 +867,15 @@ async fn leftovers(
     for revision in revisions {
         add("apps/v1", "ControllerRevision", namespace, &revision.name_any(), false);
     }
-    let api: Api<StyrminDeployment> = Api::namespaced(client.clone(), namespace);
-    let deployments = api.list_metadata(&ListParams::default()).await.map_err(what())?;
-    if deployments.iter().all(|one| one.name_any() == name) {
-        // Nobody else in the environment has a chart to bring.
+    // Nobody else in the environment has a chart to bring: asked of the API server when the store shows nobody.
+    let is_other = |other: &str| other != name;
+    let mut others = context.watch.deployments.within(namespace).iter().any(|(other, _)| is_other(other));
+    if !others {
+        let api: Api<StyrminDeployment> = Api::namespaced(client.clone(), namespace);
+        let two = api.list_metadata(&ListParams::default().limit(2)).await.map_err(what())?;
+        others = two.iter().any(|other| is_other(&other.name_any()));
+    }
+    if !others {
         let ours = ListParams::default().labels(&format!("{}={}", layout::MANAGED_BY.0, layout::MANAGED_BY.1));
         for kind in ["HelmChart", "HelmRepository", "OCIRepository", "GitRepository"] {
             let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &watch::source(kind));
