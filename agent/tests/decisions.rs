@@ -564,3 +564,19 @@ fn a_suspended_release_is_named_as_what_is_waited_for() {
     assert!(message.starts_with("HelmRelease e/s is suspended") && message.contains("flux resume"), "{message}");
     assert_eq!(case.pass().status, *case.status(), "written once");
 }
+
+#[test]
+fn drift_of_what_has_failed_is_counted_too() {
+    let mut case = Case::new().ready();
+    case.release = Some(stalled());
+    case.settle();
+    assert_eq!(case.phase(), phase::FAILED);
+    let differing = vec![case.wanted.prerequisites[0].clone()];
+    case.differing.clone_from(&differing);
+    // What the rollout itself wrote a moment ago may not be seen yet.
+    assert_eq!((case.pass().after.len(), case.status().drift_corrections), (1, None));
+    case.after(11);
+    let corrected = case.pass();
+    assert_eq!((corrected.notes[0].reason.as_str(), case.status().drift_corrections), ("DriftCorrected", Some(1)));
+    assert_eq!((corrected.after, case.phase().as_str()), (vec![Action::Apply(differing[0].clone())], phase::FAILED));
+}

@@ -41,8 +41,10 @@ pub(super) async fn carry_out(
         }
     }
     let written = write_status(object, version, status, context).await?;
-    if !written && decision.after.iter().any(|action| matches!(action, Action::Delete(_))) {
-        // What is to go follows from the object as it was observed, and no write has shown that it is still so.
+    let rests_on_it = |action: &Action| matches!(action, Action::Apply(_) | Action::Delete(_) | Action::Execute(_));
+    if !written && decision.after.iter().any(rests_on_it) {
+        // What is done follows from the object as it was observed, and no write has shown that it is still so: a watch
+        // that begins anew may show it as it was a while ago.
         is_current(object, context).await?;
     }
     for action in &decision.after {

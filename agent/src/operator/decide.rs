@@ -338,6 +338,8 @@ const ROLLS: [&str; 3] = [phase::PREREQUISITES, phase::RELEASE, phase::SERVICES]
 const READY_TIMEOUT: &str = "ReadyTimeout";
 /// At once: the next pass rests on what this one wrote.
 pub(super) const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+/// How long a watch may take at most, as a rule, to show what was written.
+const SEEN_BY_THEN: SignedDuration = SignedDuration::from_secs(10);
 /// How soon to look again at what a watch should have shown.
 const SOON: Duration = Duration::from_secs(5);
 
@@ -620,7 +622,7 @@ fn rollout(
         notes.push(renew(&mut status, generation, now));
     }
     let done = status.phase.as_deref() == Some(phase::READY);
-    if done {
+    if done || is_failed_since_long(observed, now) {
         put_back(observed, &mut status, &mut notes, now);
     }
     if status::collisions(&mut status, observed.collisions, generation, now) {
@@ -684,7 +686,16 @@ fn renew(status: &mut StyrminDeploymentStatus, generation: Option<i64>, now: Tim
     note("Renewed", "The values of the chart have changed: they are rolled out".into())
 }
 
-/// Counts what is put back of a deployment that was ready, once for each set of objects.
+/// A rollout failed so long ago that the watches show all that it wrote: what differs now, somebody has changed.
+fn is_failed_since_long(observed: &Observed<'_>, now: Timestamp) -> bool {
+    let status = observed.object.status.as_ref();
+    let failed = status.filter(|status| status.phase.as_deref() == Some(phase::FAILED) && observed.trouble.is_none());
+    let ready = failed.and_then(|status| status.conditions.iter().find(|condition| condition.r#type == "Ready"));
+    let since = ready.and_then(|condition| condition.last_transition_time.parse::<Timestamp>().ok());
+    since.is_some_and(|since| now.duration_since(since) > SEEN_BY_THEN)
+}
+
+/// Counts what is put back of a deployment at rest, once for each set of objects.
 fn put_back(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, notes: &mut Vec<Note>, now: Timestamp) {
     let generation = observed.object.metadata.generation;
     let record = (!observed.recorded).then(|| "ControllerRevision of what was applied".to_owned());
