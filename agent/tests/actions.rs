@@ -627,10 +627,18 @@ fn lateness_ends_no_action() {
     let mut case = Case::with_actions(STOPS);
     case.wanted.held = true;
     case.differing = vec![case.wanted.release.clone()];
+    // It is late already when the action begins.
+    case.missing = Some("Waiting for key password of Secret e/s".into());
     case.settle();
-    case.after(3600);
-    let late = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
-    case.object.status = late.or(case.object.status);
+    case.after(280);
+    case.settle();
+    assert_eq!(case.reason(), "ReadyTimeout");
+    case.missing = None;
+    case.settle();
+    assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
+    case.after(1);
+    case.object.status = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
+    assert!(case.status().message.as_ref().unwrap().ends_with("reading Secret e/s: 500"));
     assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
 }
 
