@@ -2,6 +2,7 @@
 //! could not open. It reads the key that kustomize-controller decrypts with, and lets only public halves out.
 
 use crate::server::Server;
+use crate::telling::{self, Told};
 use age::x25519::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
@@ -14,53 +15,39 @@ use styrmin_renderer::layout::FLUX_NAMESPACE;
 use styrmin_renderer::objects::AGE_SECRET;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info};
+use tracing::info;
 
 /// End of the names under which kustomize-controller looks for age keys.
 const SUFFIX: &str = ".agekey";
-/// How soon after a start, and after a word that did not arrive, it is tried.
-const SOON: Duration = Duration::from_secs(5);
 /// How often it is told although it is the same: the server may have been restored from an older backup.
 const TOLD_AGAIN: Duration = Duration::from_secs(600);
-/// Longest pause: an older server never takes the word.
-const AGAIN_MAX: Duration = Duration::from_secs(600);
-/// How long one look may take.
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// Looks by `timer` until `stop`.
 pub async fn run(client: Client, server: Arc<Server>, timer: Duration, stop: CancellationToken) {
-    let mut told: Option<(BTreeSet<String>, Instant)> = None;
-    let (mut pause, mut again) = (SOON, SOON);
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+    telling::by_timer(Recipients { client, server, told: None }, timer, stop).await;
+}
+
+struct Recipients {
+    client: Client,
+    server: Arc<Server>,
+    /// What was told last, and when.
+    told: Option<(BTreeSet<String>, Instant)>,
+}
+
+impl Told for Recipients {
+    const WHAT: &'static str = "what this cluster can decrypt";
+
+    async fn look(&mut self) -> anyhow::Result<()> {
+        let found = recipients(&self.client).await?;
+        let is_known = |(known, at): &(BTreeSet<String>, Instant)| *known == found && at.elapsed() < TOLD_AGAIN;
+        if !self.told.as_ref().is_some_and(is_known) {
+            self.server.recipients(&found).await?;
+            if self.told.as_ref().is_none_or(|(known, _)| *known != found) {
+                info!(recipients = found.len(), "told the server what this cluster can decrypt");
+            }
+            self.told = Some((found, Instant::now()));
         }
-        pause = timer;
-        let look = tokio::time::timeout(LIMIT, async {
-            let found = recipients(&client).await?;
-            let is_known = |(known, at): &(BTreeSet<String>, Instant)| *known == found && at.elapsed() < TOLD_AGAIN;
-            if !told.as_ref().is_some_and(is_known) {
-                server.recipients(&found).await?;
-                if told.as_ref().is_none_or(|(known, _)| *known != found) {
-                    info!(recipients = found.len(), "told the server what this cluster can decrypt");
-                }
-                told = Some((found, Instant::now()));
-            }
-            anyhow::Ok(())
-        });
-        let problem = match look.await {
-            Ok(Ok(())) => {
-                again = SOON;
-                continue;
-            }
-            Ok(Err(error)) => format!("{error:#}"),
-            Err(_) => format!("not within {} s", LIMIT.as_secs()),
-        };
-        // Reports say loudly when the server is away.
-        debug!(problem, "the server could not be told what this cluster can decrypt");
-        pause = again;
-        again = (again * 2).min(AGAIN_MAX);
+        Ok(())
     }
 }
 

@@ -26,6 +26,7 @@ pub mod server;
 pub mod settings;
 pub mod snapshot;
 pub mod store;
+mod telling;
 pub mod watch;
 
 use anyhow::Context as _;

@@ -209,19 +209,28 @@ fn a_healthy_life() {
     }
 }
 
+/// Somebody deletes the object, which the operator holds.
+fn delete(object: &mut StyrminDeployment) {
+    object.metadata.deletion_timestamp = Some(Time("2026-11-29T16:00:00Z".parse().unwrap()));
+    object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+}
+
+fn going_release() -> Leftover {
+    let object = ObjectKey::new("helm.toolkit.fluxcd.io/v2", "HelmRelease", "e", "n");
+    Leftover { name: "HelmRelease e/n".into(), object, going: true }
+}
+
 /// The lines from the deletion on: the teardown waits for the uninstall, then ends.
 fn ends(name: &str, mut object: StyrminDeployment) {
     let driver = driver();
     let wanted = Wanted::default();
-    object.metadata.deletion_timestamp = Some(Time("2026-11-29T16:00:00Z".parse().unwrap()));
-    object.metadata.finalizers = Some(vec![FINALIZER.into()]);
-    let key = || ObjectKey::new("helm.toolkit.fluxcd.io/v2", "HelmRelease", "e", "n");
+    delete(&mut object);
     let is_going = |line: &Value| !line["helmRelease"]["metadata"]["deletionTimestamp"].is_null();
     let lines: Vec<Value> = lines(name).into_iter().filter(is_going).collect();
     assert!(lines.len() >= 3, "{name}");
     for line in lines {
         let gone = line["watch"] == "DELETED";
-        let leftovers = [Leftover { name: "HelmRelease e/n".into(), object: key(), going: true }];
+        let leftovers = [going_release()];
         let mut last = Decision::default();
         for _ in 0..4 {
             let observed = Observed {
@@ -248,12 +257,10 @@ fn ends(name: &str, mut object: StyrminDeployment) {
 #[test]
 fn an_uninstall_that_fails_is_told() {
     let (_, mut object) = replayed("shape-life");
-    object.metadata.deletion_timestamp = Some(Time("2026-11-29T16:00:00Z".parse().unwrap()));
-    object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    delete(&mut object);
     let release = json!({ "status": { "conditions": [{ "type": "Ready", "status": "False", "reason": "UninstallFailed",
         "message": "hook failed" }] } });
-    let key = ObjectKey::new("helm.toolkit.fluxcd.io/v2", "HelmRelease", "e", "n");
-    let leftovers = [Leftover { name: "HelmRelease e/n".into(), object: key, going: true }];
+    let leftovers = [going_release()];
     let (driver, wanted) = (driver(), Wanted::default());
     let mut now: Timestamp = "2026-11-29T16:00:00Z".parse().unwrap();
     let mut pauses = Vec::new();

@@ -2,8 +2,7 @@
 //! when it changed and the object is still the one that was observed.
 
 use super::decide::{Action, Decision, ObjectKey};
-use super::observe::surplus;
-use super::observe::{APPLIED_RELEASE, APPLIED_SPEC, FINISHED_JOBS, Gathered};
+use super::observe::{APPLIED_RELEASE, APPLIED_SPEC, FINISHED_JOBS, Gathered, surplus};
 use super::{Context, FINALIZER, OperatorError, Result, execute};
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -121,24 +120,15 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     let what = || OperatorError::of(format!("applying {kind} {namespace}/{name}"));
     let written = api.patch(name, &parameters, &Patch::Apply(wanted)).await.map_err(what())?;
     let written = serde_json::to_value(written).unwrap_or_default();
-    if kind == "HelmRelease" {
-        // What others have added to it would be used.
-        let surplus = surplus(&written, wanted).into_iter();
-        let patch: Vec<Value> =
-            surplus.map(|field| json!({ "op": "remove", "path": format!("/spec/{field}") })).collect();
-        if !patch.is_empty() {
-            by_patch(&api, name, patch, what).await?;
+    // What other field managers have put beside ours stays when ours is applied, and would be used.
+    let patch: Vec<Value> = match kind {
+        "HelmRelease" => {
+            let surplus = surplus(&written, wanted).into_iter();
+            surplus.map(|field| json!({ "op": "remove", "path": format!("/spec/{field}") })).collect()
         }
-        return Ok(());
-    }
-    if !["NetworkPolicy", "Service"].contains(&kind) {
-        return Ok(());
-    }
-    if network::shape(kind, &written) != network::shape(kind, wanted) {
-        // Ports and selectors of other field managers stay when ours are applied, and would be used.
-        let patch: Vec<Value> = if kind == "NetworkPolicy" {
-            vec![json!({ "op": "add", "path": "/spec", "value": wanted["spec"] })]
-        } else {
+        "NetworkPolicy" | "Service" if network::shape(kind, &written) == network::shape(kind, wanted) => Vec::new(),
+        "NetworkPolicy" => vec![json!({ "op": "add", "path": "/spec", "value": wanted["spec"] })],
+        "Service" => {
             let parts = ["externalName", "ports", "selector", "type"].into_iter();
             parts
                 .filter_map(|part| {
@@ -150,18 +140,12 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
                     }
                 })
                 .collect()
-        };
-        by_patch(&api, name, patch, what).await?;
+        }
+        _ => Vec::new(),
+    };
+    if patch.is_empty() {
+        return Ok(());
     }
-    Ok(())
-}
-
-async fn by_patch<E: FnOnce(Error) -> OperatorError>(
-    api: &Api<DynamicObject>,
-    name: &str,
-    patch: Vec<Value>,
-    what: impl Fn() -> E,
-) -> Result<()> {
     let patch = serde_json::from_value(patch.into()).map(Patch::<()>::Json);
     let patch = patch.map_err(|error| what()(Error::SerdeError(error)))?;
     let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };

@@ -202,8 +202,8 @@ pub(super) fn planned(object: &StyrminDeployment, applied: Option<&StyrminDeploy
         None if was_applied => plan::plan_from_unknown(Some(&object.spec), actions),
         applied => plan::plan(applied, Some(&object.spec), actions),
     };
-    let leads_back = object.status.as_ref().is_some_and(|status| leads_back(status, &object.spec));
-    if plan.workflow == Workflow::None && leads_back { plan::plan_back() } else { plan }
+    let leads_back = || object.status.as_ref().is_some_and(|status| leads_back(status, &object.spec));
+    if plan.workflow == Workflow::None && leads_back() { plan::plan_back() } else { plan }
 }
 
 /// What was applied is asked for while something else is there, or was begun.
@@ -368,8 +368,9 @@ pub fn unobserved(
         // What runs goes on running.
         return None;
     }
-    status.message = Some(status::bounded(why));
-    let status = timed(object, status, now, settings, Some(why)).status;
+    status.message = Some(why.to_owned());
+    let mut status = timed(object, status, now, settings, Some(why)).status;
+    bound_message(&mut status);
     (Some(&status) != object.status.as_ref()).then_some(status)
 }
 
@@ -381,9 +382,9 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
     let default = StyrminDeploymentStatus::default();
     let before = object.status.as_ref().unwrap_or(&default);
     if let (None, Some(trouble)) = (&decision.status.message, observed.trouble) {
-        decision.status.message = Some(status::bounded(trouble));
+        decision.status.message = Some(trouble.to_owned());
     }
-    decision.status.message = decision.status.message.map(|message| status::bounded(&message));
+    bound_message(&mut decision.status);
     // Within one decision a condition may have been set twice; its time moves only with what it was.
     status::keep_times(&mut decision.status, before);
     let says_the_phase = |note: &Note| SAYS_THE_PHASE.contains(&note.reason.as_str());
@@ -397,6 +398,10 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
         decision.before.insert(0, Action::AddFinalizer);
     }
     decision
+}
+
+fn bound_message(status: &mut StyrminDeploymentStatus) {
+    status.message = status.message.take().map(|message| status::bounded(&message));
 }
 
 /// Annotations that name this object stay said: Flux removes what is not in Git.
@@ -475,7 +480,6 @@ fn begin(
     status.rollout_started_at = None;
     status.release_reset_at = None;
     status.phase = Some(phase::PREREQUISITES.into());
-    status.display_state = Some(status::DEPLOYING.into());
     status.message = None;
     for finished in observed.finished_jobs {
         if !status.finished_jobs.contains(finished) {
@@ -493,9 +497,7 @@ fn begin(
     }
     steps::begin(&mut status, &plan, observed.base(), now);
     let generation = observed.object.metadata.generation;
-    for condition in ["HelmReleaseReady", "Ready"] {
-        status::set(&mut status, condition, "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
-    }
+    status::on_its_way(&mut status, &["HelmReleaseReady", "Ready"], generation, now);
     status.conditions.retain(|condition| condition.r#type != "HelmReleaseRemediated");
     let what = match plan.workflow {
         Workflow::None if plan.steps.is_empty() => "nothing that was applied changes".to_owned(),
@@ -519,10 +521,9 @@ fn wait_anew(status: &mut StyrminDeploymentStatus, object: &StyrminDeployment, n
     let generation = object.metadata.generation;
     status.instance_id = Some(object.spec.instance_id.clone());
     status.phase = Some(phase::PREREQUISITES.into());
-    status.display_state = Some(status::DEPLOYING.into());
     status.rollout_started_at = None;
     steps::wait_anew(status, now);
-    status::set(status, "Ready", "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
+    status::on_its_way(status, &["Ready"], generation, now);
 }
 
 /// Nothing can be planned without the driver. The instance is noted all the same: people see that
@@ -677,12 +678,8 @@ fn renew(status: &mut StyrminDeploymentStatus, generation: Option<i64>, now: Tim
     status.rollout_started_at = None;
     status.release_reset_at = None;
     status.phase = Some(phase::RELEASE.into());
-    status.display_state = Some(status::DEPLOYING.into());
-    status.steps = Vec::new();
     steps::begin(status, &plan::plan_back(), Base { revision: None, driver: "" }, now);
-    for condition in ["HelmReleaseReady", "Ready"] {
-        status::set(status, condition, "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
-    }
+    status::on_its_way(status, &["HelmReleaseReady", "Ready"], generation, now);
     note("Renewed", "The values of the chart have changed: they are rolled out".into())
 }
 
@@ -751,8 +748,7 @@ fn work(
     let generation = observed.object.metadata.generation;
     let plan = observed.plan(driver);
     // Recorded already, and only the status was not written any more. What the status knows of is another time.
-    let spec = &observed.object.spec;
-    let recorded = observed.applied == Some(spec) && status.applied_digest.as_deref() != Some(spec.digest().as_str());
+    let recorded = observed.applied == Some(&observed.object.spec) && status.applied_digest != status.spec_digest;
     loop {
         let current = match steps::current(&status, &plan, observed.base()) {
             _ if recorded => None,
@@ -879,14 +875,12 @@ fn start(
     status.message = None;
     status.rollout_started_at = Some(now.to_string());
     if is_late(status) {
-        status.display_state = Some(status::DEPLOYING.into());
-        status::set(status, "Ready", "Unknown", "Progressing", status::ON_ITS_WAY, generation, now);
+        status::on_its_way(status, &["Ready"], generation, now);
     }
     let gave_up = matches!(verdict, Verdict::Failed { .. } | Verdict::Error { .. });
     // Flux may call it ready, and what told that it is not is forgotten after an hour: it never was for us.
-    let was_ready = status.rendered_release == wanted.rendered();
-    let counts = || observed.release.is_some_and(release::has_failed) && !was_ready;
-    let again = !differs(observed) && (gave_up || counts());
+    let never_ready = || status.rendered_release != wanted.rendered();
+    let again = !differs(observed) && (gave_up || observed.release.is_some_and(release::has_failed) && never_ready());
     if again {
         status.release_reset_at = Some(now.to_string());
     }
@@ -1000,8 +994,7 @@ fn progressing(
     if status.phase.as_deref() == Some(phase::FAILED) {
         return Decision { status, ..Decision::default() };
     }
-    let why = seen.ready.as_ref().filter(|ready| ready.status == "False").map(|ready| ready.message.clone());
-    let why = why.or(observed.trouble.map(str::to_owned));
+    let why = seen.complaint().or(observed.trouble).map(str::to_owned);
     status.message.clone_from(&why);
     if let Some(index) = index {
         steps::run(&mut status, index, now);

@@ -4,10 +4,9 @@
 use super::hook::{Execution, HookState};
 use super::observe::masked_by;
 use super::status::last_words;
-use super::{Context, OperatorError};
+use super::{Context, OperatorError, key_of};
 use crate::watch::Changed;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
 use kube::api::{Api, AttachParams};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,7 +60,7 @@ pub(super) fn begin(context: &Arc<Context>, execution: &Execution, object: &Styr
         return;
     }
     let which = which(object, key, *attempt);
-    let of = crate::store::key(&object.namespace().unwrap_or_default(), &object.name_any());
+    let of = key_of(object);
     info!(namespace, pod, key, attempt, "running a command");
     context.executions.put(which.clone(), HookState::Running);
     let (context, execution) = (Arc::clone(context), execution.clone());

@@ -162,9 +162,8 @@ fn scale(
         Some(Verdict::Failed { message, .. } | Verdict::Error { message, .. }) => Progress::Failed(message.clone()),
         seen => {
             let what = if stop { "stopped" } else { "started" };
-            let ready = if let Some(Verdict::Progressing(seen)) = seen { seen.ready.as_ref() } else { None };
-            let says = ready.filter(|ready| ready.status == "False");
-            let says = says.map_or_else(String::new, |ready| format!(": {}", ready.message));
+            let says = if let Some(Verdict::Progressing(seen)) = seen { seen.complaint() } else { None };
+            let says = says.map_or_else(String::new, |says| format!(": {says}"));
             let attempts = settings.release.retries.saturating_add(1);
             let limit =
                 settings.release.timeout_seconds.saturating_mul(2).saturating_mul(attempts).saturating_add(GRACE);

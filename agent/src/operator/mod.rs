@@ -24,7 +24,7 @@ use crate::metrics::{self, Phases};
 use crate::packed::{Packed, Packer};
 use crate::server::Server;
 use crate::settings::Settings;
-use crate::store::Key;
+use crate::store::{self, Key};
 use crate::watch::{Changed, Watch};
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use kube::{Client, ResourceExt as _};
@@ -77,43 +77,44 @@ pub(crate) struct Context {
     troubles: Troubles,
 }
 
-/// Why the last pass of an object ended early, by UID. The next one says it in the status: written at once it
-/// would be taken back and written again without end.
+/// Why the last pass of an object ended early, with the UID that it had. The next one says it in the status: written
+/// at once it would be taken back and written again without end.
 #[derive(Debug, Default)]
 struct Troubles {
-    known: Mutex<HashMap<String, String>>,
+    known: Mutex<HashMap<Key, (Option<String>, String)>>,
 }
 
 impl Troubles {
     fn get(&self, object: &StyrminDeployment) -> Option<String> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(object.metadata.uid.as_deref()?).cloned()
+        let (uid, said) = known.get(&key_of(object))?;
+        (*uid == object.metadata.uid).then(|| said.clone())
     }
 
     /// Notes how a pass ended; `said` is what may be told of its end.
     fn keep(&self, object: &StyrminDeployment, said: Option<String>) {
-        let Some(uid) = object.metadata.uid.clone() else { return };
+        let (key, uid) = (key_of(object), object.metadata.uid.clone());
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match said {
-            None => drop(known.remove(&uid)),
+            None => drop(known.remove(&key)),
             // Told again in other words (the ports of a connection, the number of a request) it would be written
             // again, and each write is a reason to look again.
-            Some(said) if known.get(&uid).is_some_and(|known| words(known).eq(words(&said))) => {}
-            Some(said) => drop(known.insert(uid, status::bounded(&said))),
+            Some(said) if known.get(&key).is_some_and(|(of, known)| *of == uid && words(known).eq(words(&said))) => {}
+            Some(said) => drop(known.insert(key, (uid, status::bounded(&said)))),
         }
     }
 
-    /// Forgets what is not there any more.
-    fn retain(&self, watch: &Watch) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if !known.is_empty() {
-            let all = watch.deployments.all();
-            known.retain(|uid, _| all.iter().any(|(_, kept)| kept.uid.is_some_and(|is| is.to_string() == *uid)));
-        }
+    /// It is not there any more.
+    fn forget(&self, key: &Key) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 }
 
-/// A text without its numbers.
+fn key_of(object: &StyrminDeployment) -> Key {
+    store::key(&object.namespace().unwrap_or_default(), &object.name_any())
+}
+
+/// A text without its numbers, hexadecimal ones included.
 fn words(text: &str) -> impl Iterator<Item = char> + '_ {
     text.chars().filter(|letter| !letter.is_ascii_hexdigit())
 }
@@ -212,7 +213,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             Some(done) = passes.join_next() => if let Ok((key, next)) = done {
                 queue.ended(&key, next, Instant::now());
                 if next.is_none() {
-                    context.troubles.retain(&context.watch);
+                    context.troubles.forget(&key);
                 }
             },
             () = tokio::time::sleep_until(due.unwrap_or(now)), if due.is_some() => {}

@@ -42,6 +42,14 @@ pub struct Seen {
     pub remediated: Option<Copied>,
 }
 
+impl Seen {
+    /// Why Flux does not get on.
+    #[must_use]
+    pub fn complaint(&self) -> Option<&str> {
+        self.ready.as_ref().filter(|ready| ready.status == "False").map(|ready| ready.message.as_str())
+    }
+}
+
 /// A condition of Flux.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copied {

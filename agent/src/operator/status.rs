@@ -82,6 +82,14 @@ fn set_since(
     }
 }
 
+/// A rollout goes on, or begins: `kinds` of conditions are not known yet.
+pub fn on_its_way(status: &mut StyrminDeploymentStatus, kinds: &[&str], generation: Option<i64>, now: Timestamp) {
+    status.display_state = Some(DEPLOYING.into());
+    for kind in kinds {
+        set(status, kind, "Unknown", "Progressing", ON_ITS_WAY, generation, now);
+    }
+}
+
 /// Gives every condition whose status is what it was the time that it had.
 pub fn keep_times(status: &mut StyrminDeploymentStatus, before: &StyrminDeploymentStatus) {
     for condition in &mut status.conditions {
@@ -145,7 +153,7 @@ pub fn copy(status: &mut StyrminDeploymentStatus, seen: &Seen, generation: Optio
 }
 
 /// What conditions say of a rollout that neither ended nor failed.
-pub const ON_ITS_WAY: &str = "The rollout is on its way";
+const ON_ITS_WAY: &str = "The rollout is on its way";
 
 /// Notes drift that Flux puts back; `true` when this one was not noted before.
 pub fn drifted(status: &mut StyrminDeploymentStatus, found: &Copied, generation: Option<i64>) -> bool {

@@ -76,8 +76,7 @@ pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, 
 }
 
 /// What is known of the steps while the driver, which decides them, is not there.
-#[must_use]
-pub fn waiting(now: Timestamp) -> Vec<StepStatus> {
+fn waiting(now: Timestamp) -> Vec<StepStatus> {
     let mut only = step(plan::PREREQUISITES, None);
     start(&mut only, now);
     vec![only]

@@ -192,18 +192,16 @@ fn remove(
 fn not_confirmed(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
     let generation = observed.object.metadata.generation;
     let acted_on = status.spec_digest.as_deref() == Some(observed.object.spec.digest().as_str());
-    let mut after = Vec::new();
-    let mut again = None;
-    if acted_on && hook::unfinished(observed, &mut status, now).is_some() {
-        again = Some(Duration::from_secs(5));
-    } else if acted_on {
-        if !status.stopped_components.is_empty() {
-            status.stopped_components.clear();
-            again = AT_ONCE;
-        } else {
-            after.extend(observed.differing.iter().cloned().map(Action::Apply));
-        }
-    }
+    let (after, again) = if !acted_on {
+        (Vec::new(), None)
+    } else if hook::unfinished(observed, &mut status, now).is_some() {
+        (Vec::new(), Some(Duration::from_secs(5)))
+    } else if !status.stopped_components.is_empty() {
+        status.stopped_components.clear();
+        (Vec::new(), AT_ONCE)
+    } else {
+        (observed.differing.iter().cloned().map(Action::Apply).collect(), None)
+    };
     let message = "The file left Git, and nobody asked for a deletion: the application keeps running until the \
                    deletion is confirmed or the file is put back";
     let news = !has(&status, "NotConfirmed");

@@ -35,10 +35,6 @@ use styrmin_renderer::spec::JobRun;
 
 /// Most wishes of one proposal.
 const EDITS_MAX: usize = 100;
-
-fn holds_all() -> String {
-    format!("its proposal holds {EDITS_MAX} changes already; merge or close it first")
-}
 /// Items that are computed and stored together.
 const CHUNK: usize = 50;
 /// Where the branches of proposals are.
@@ -47,6 +43,10 @@ pub const BRANCHES: &str = "styrmin/";
 const NOTHING_LEFT: &str = "what it asks for is so already: nothing is left to review";
 /// What ends the part of a deployment that goes.
 const BEING_DELETED: &str = "the deployment is being deleted";
+
+fn holds_all() -> String {
+    format!("its proposal holds {EDITS_MAX} changes already; merge or close it first")
+}
 
 /// A proposal with all that belongs to it.
 #[derive(Debug, Clone)]

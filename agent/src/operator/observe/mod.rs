@@ -17,8 +17,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Event, Namespace, PodTemplateSpec, Secret, Service};
-use kube::api::{Api, DynamicObject, ListParams};
-use kube::{Resource as _, ResourceExt as _};
+use kube::ResourceExt as _;
+use kube::api::{Api, DynamicObject, ListParams, ObjectMeta};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use styrmin_renderer::context::{self, SecretRef};
@@ -314,6 +314,15 @@ impl Gathered {
         Ok(())
     }
 
+    /// Secrets are known also when Flux has removed their Secret together with the object: what was made of it is
+    /// still there.
+    async fn keep_secrets(&mut self, context: &Context, namespace: &str, spec: &StyrminDeploymentSpec) -> Result<()> {
+        if self.secrets.is_empty() && !references(spec).is_empty() {
+            self.secrets = texts_of_values(context, namespace, spec).await?;
+        }
+        Ok(())
+    }
+
     /// A Service of ours is to be made.
     fn misses_a_service(&self, watch: &Watch) -> bool {
         let text = |object: &Value, pointer: &str| {
@@ -346,9 +355,7 @@ async fn ending(
         gathered.read_applied(context, object).await?;
     }
     if gathered.release.as_ref().and_then(release::uninstall_failed).is_some() {
-        if gathered.secrets.is_empty() && !references(spec).is_empty() {
-            gathered.secrets = texts_of_values(context, &namespace, spec).await?;
-        }
+        gathered.keep_secrets(context, &namespace, spec).await?;
         gathered.say_it_ours(spec, None);
     }
     gathered.leftovers = leftovers(context, &namespace, &object.name_any(), spec, &gathered.revisions).await?;
@@ -360,10 +367,7 @@ async fn ending(
     let applied = gathered.applied.as_ref().map_or(&spec.driver, |applied| &applied.driver);
     gathered.driver = context.drivers.get(&context.watch, applied);
     let (Ok(driver), Ok(environment)) = (gathered.driver.clone(), environment(&namespace)) else { return Ok(gathered) };
-    if gathered.secrets.is_empty() && !references(spec).is_empty() {
-        // Flux has removed the Secret together with the object. What was made of it is still there.
-        gathered.secrets = texts_of_values(context, &namespace, spec).await?;
-    }
+    gathered.keep_secrets(context, &namespace, spec).await?;
     gathered.say_it_ours(spec, Some(&driver));
     let plan = plan::plan(gathered.applied.as_ref(), None, &driver.file.spec.actions);
     let base = Base::of(gathered.revision(), Some(status), &driver.digest);
@@ -838,62 +842,65 @@ async fn leftovers(
     spec: &StyrminDeploymentSpec,
     revisions: &[ControllerRevision],
 ) -> Result<Vec<Leftover>> {
-    let mut found = Vec::new();
-    let mut add = |version: &str, kind: &str, namespace: &str, name: &str, going: bool| {
-        let place = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
-        found.push(Leftover {
-            name: format!("{kind} {place}{name}"),
-            object: ObjectKey::new(version, kind, namespace, name),
-            going,
-        });
-    };
     let what = || OperatorError::of(format!("looking for what is left of {namespace}/{name}"));
-    let client = context.client.clone();
+    let client = &context.client;
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &watch::helm_release());
-    if let Some(release) = api.get_opt(name).await.map_err(what())? {
-        add("helm.toolkit.fluxcd.io/v2", "HelmRelease", namespace, name, release.metadata.deletion_timestamp.is_some());
-    }
+    let release = api.get_opt(name).await.map_err(what())?;
     let of_it = ListParams::default().labels(&format!("{DEPLOYMENT_LABEL}={}", spec.deployment_id));
     let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    for secret in api.list_metadata(&of_it).await.map_err(what())? {
-        add("v1", "Secret", namespace, &secret.name_any(), secret.meta().deletion_timestamp.is_some());
-    }
+    let secrets = api.list_metadata(&of_it).await.map_err(what())?;
     let aliases = format!("{DEPLOYMENT_LABEL}={},{}={}", spec.deployment_id, ALIAS_LABEL.0, ALIAS_LABEL.1);
     let api: Api<Service> = Api::all(client.clone());
-    for alias in api.list_metadata(&ListParams::default().labels(&aliases)).await.map_err(what())? {
-        let place = alias.namespace().unwrap_or_default();
-        add("v1", "Service", &place, &alias.name_any(), alias.meta().deletion_timestamp.is_some());
+    let aliases = api.list_metadata(&ListParams::default().labels(&aliases)).await.map_err(what())?;
+    let mut found: Vec<Leftover> =
+        release.iter().map(|one| leftover("helm.toolkit.fluxcd.io/v2", "HelmRelease", &one.metadata)).collect();
+    found.extend(secrets.iter().map(|one| leftover("v1", "Secret", &one.metadata)));
+    found.extend(aliases.iter().map(|one| leftover("v1", "Service", &one.metadata)));
+    found.extend(revisions.iter().map(|one| leftover("apps/v1", "ControllerRevision", &one.metadata)));
+    if found.is_empty() {
+        // They go after the rest, and are looked for then.
+        found = sources_left(context, namespace, name).await.map_err(what())?;
     }
-    for revision in revisions {
-        add("apps/v1", "ControllerRevision", namespace, &revision.name_any(), false);
-    }
-    // Nobody else in the environment has a chart to bring: asked of the API server when the store shows nobody.
-    let is_other = |other: &str| other != name;
-    let mut others = context.watch.deployments.within(namespace).iter().any(|(other, _)| is_other(other));
-    if !others {
-        let api: Api<StyrminDeployment> = Api::namespaced(client.clone(), namespace);
-        let two = api.list_metadata(&ListParams::default().limit(2)).await.map_err(what())?;
-        others = two.iter().any(|other| is_other(&other.name_any()));
-    }
-    if !others {
-        let ours = ListParams::default().labels(&format!("{}={}", layout::MANAGED_BY.0, layout::MANAGED_BY.1));
-        for kind in ["HelmChart", "HelmRepository", "OCIRepository", "GitRepository"] {
-            let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &watch::source(kind));
-            for source in api.list_metadata(&ours).await.map_err(what())? {
-                let going = source.meta().deletion_timestamp.is_some();
-                add("source.toolkit.fluxcd.io/v1", kind, namespace, &source.name_any(), going);
-            }
-        }
-        let copies = ours.fields(&format!("metadata.name={CHART_SOURCE}"));
-        for copy in Api::<Secret>::namespaced(client.clone(), namespace).list_metadata(&copies).await.map_err(what())? {
-            add("v1", "Secret", namespace, &copy.name_any(), copy.meta().deletion_timestamp.is_some());
-        }
-    }
-    let api: Api<Namespace> = Api::all(client);
-    if let Some(application) = api.get_opt(name).await.map_err(what())? {
-        add("v1", "Namespace", "", name, application.metadata.deletion_timestamp.is_some());
-    }
+    let api: Api<Namespace> = Api::all(client.clone());
+    let application = api.get_opt(name).await.map_err(what())?;
+    found.extend(application.iter().map(|one| leftover("v1", "Namespace", &one.metadata)));
     Ok(found)
+}
+
+/// The sources of charts, and the copied credentials, that nobody else in the environment has a use for. Whether there
+/// is anybody is asked of the API server when the store shows nobody.
+async fn sources_left(context: &Context, namespace: &str, name: &str) -> kube::Result<Vec<Leftover>> {
+    if context.watch.deployments.within(namespace).iter().any(|(other, _)| **other != *name) {
+        return Ok(Vec::new());
+    }
+    let client = &context.client;
+    let api: Api<StyrminDeployment> = Api::namespaced(client.clone(), namespace);
+    if api.list_metadata(&ListParams::default().limit(2)).await?.iter().any(|other| other.name_any() != name) {
+        return Ok(Vec::new());
+    }
+    let ours = ListParams::default().labels(&format!("{}={}", layout::MANAGED_BY.0, layout::MANAGED_BY.1));
+    let mut found = Vec::new();
+    for kind in ["HelmChart", "HelmRepository", "OCIRepository", "GitRepository"] {
+        let resource = watch::source(kind);
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+        let sources = api.list_metadata(&ours).await?;
+        found.extend(sources.iter().map(|one| leftover(&resource.api_version, kind, &one.metadata)));
+    }
+    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let copies = api.list_metadata(&ours.fields(&format!("metadata.name={CHART_SOURCE}"))).await?;
+    found.extend(copies.iter().map(|one| leftover("v1", "Secret", &one.metadata)));
+    Ok(found)
+}
+
+fn leftover(version: &str, kind: &str, metadata: &ObjectMeta) -> Leftover {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    let (namespace, name) = (part(&metadata.namespace), part(&metadata.name));
+    let place = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
+    Leftover {
+        name: format!("{kind} {place}{name}"),
+        object: ObjectKey::new(version, kind, &namespace, &name),
+        going: metadata.deletion_timestamp.is_some(),
+    }
 }
 
 #[cfg(test)]

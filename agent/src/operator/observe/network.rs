@@ -7,8 +7,7 @@
 use super::super::apply::is_ours;
 use super::super::decide::{Network, ObjectKey, phase};
 use super::super::{Context, OperatorError, Result, steps};
-use crate::kept;
-use crate::watch;
+use crate::{kept, watch};
 use kube::api::{Api, DynamicObject, ListParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
