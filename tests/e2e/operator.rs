@@ -708,6 +708,76 @@ async fn an_object_that_cannot_be_read_disturbs_no_other() {
     world.until_state(&id, "RUNNING").await;
 }
 
+/// The object of a deployment as another one that nobody but the cluster knows of; gives its name.
+async fn twin(world: &World, id: &str, change: impl Fn(&mut Value)) -> String {
+    let mut twin = object(world, id).await;
+    let other = "twintwintwin";
+    let name = format!("styrmin-{other}");
+    twin["metadata"] = json!({ "name": name, "namespace": twin["metadata"]["namespace"] });
+    twin["spec"]["deploymentId"] = other.into();
+    twin["spec"]["instanceId"] = "twin".into();
+    change(&mut twin["spec"]["context"]);
+    twin.as_object_mut().unwrap().remove("status");
+    world.plane.apply(&twin).await;
+    name
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_too_large_says_so_and_disturbs_no_other() {
+    let world = World::start().await;
+    let client = world.client();
+    let (id, task) = client.web(&world.environment, "front").await;
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    // The API server takes it, and not the Secret with its values.
+    let large = "x".repeat((1 << 20) + (64 << 10));
+    let name = twin(&world, &id, |context| context["parameters"]["config"]["LARGE"] = large.as_str().into()).await;
+    let (namespace, _) = world.object(&id);
+    let key = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+    let says = |found: Option<&Value>| {
+        let message = found.and_then(|found| found["status"]["message"].as_str()).unwrap_or_default();
+        message.contains("applying Secret") && message.contains("Too long") && message.len() < 3000
+    };
+    world.plane.until(&key, LIMIT, says).await;
+    let task = client.set_variable(&id, "A", "b").await.unwrap().unwrap();
+    ended(&world.until_ended(&task).await, "SUCCEEDED");
+    world.until_state(&id, "RUNNING").await;
+}
+
+/// One of its pods is enough, whatever Flux says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_of_our_own_is_ready_with_one_ready_pod() {
+    let half = |drivers: &Path| {
+        driver(drivers, "half", "web", "web", "");
+        let chart = drivers.join("half/chart");
+        std::fs::remove_dir_all(&chart).unwrap();
+        std::fs::create_dir_all(chart.join("templates")).unwrap();
+        std::fs::write(chart.join("Chart.yaml"), "apiVersion: v2\nname: half\nversion: 1.0.0\n").unwrap();
+        let workload = |name: &str, labels: Value| {
+            let pod = json!({ "containers": [{ "name": "web", "image": "example.com/web:1" }] });
+            json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name }, "spec": {
+                "selector": { "matchLabels": { "app": name } },
+                "template": { "metadata": { "labels": labels }, "spec": pod } } })
+        };
+        for (name, labels) in
+            [("well", json!({ "app": "well" })), ("ill", json!({ "app": "ill", "fault": "image-pull" }))]
+        {
+            let file = chart.join(format!("templates/{name}.yaml"));
+            std::fs::write(file, workload(name, labels).to_string()).unwrap();
+        }
+    };
+    let world = World::start_with(half).await;
+    let (id, _) = world.client().create(input(&world, "half")).await.unwrap();
+    until_object(&world, &id, |found| found["status"]["phase"] == "CreatingHelmRelease").await;
+    let name = twin(&world, &id, |context| context["deployment"]["internal"] = true.into()).await;
+    let (namespace, _) = world.object(&id);
+    let key = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+    world.plane.until(&key, LIMIT, |found| found.is_some_and(|found| found["status"]["phase"] == "Ready")).await;
+    let release = world.plane.get(&[HELM, "HelmRelease", &namespace, &name]).await.unwrap();
+    assert!(!styrmin_tests::plane::is_ready(Some(&release)), "{release:#}");
+    // Of a person's all have to be ready.
+    assert_ne!(object(&world, &id).await["status"]["phase"], "Ready");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delete_that_is_reverted_while_it_runs_comes_back() {
     let world = World::start().await;
