@@ -86,16 +86,23 @@ async fn a_merge_that_is_refused_is_tried_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_that_is_deleted_ends_its_proposal() {
-    let scene = Scene::start(rules()).await;
+    let (scene, gate) = gated(rules()).await;
     let id = scene.direct("front").await;
     let (task, proposal) = scene.set(&id, "COLOR", "blue").await;
-    scene.number(&proposal).await;
+    let number = scene.number(&proposal).await;
     let branch = scene.proposal(&proposal).await["headBranch"].as_str().unwrap().to_owned();
-    // The forge closes a request whose branch is gone.
+    // This forge closes such a request a little later, others leave it open.
+    let open = scene.forge.pull("it is open", number, |pull| pull["state"] == "open").await;
+    for _ in 0..30 {
+        let path = &*Box::leak(format!("/pulls/{number}").into_boxed_str());
+        gate.next("GET", path, Whim::Refuse(200, Vec::new(), open.clone()));
+    }
     scene.forge.as_rita("DELETE", &format!("/branches/{branch}"), &json!(null)).await.unwrap();
-    scene.until_state(&proposal, "CLOSED").await;
+    let closed = scene.until_state(&proposal, "CLOSED").await;
+    assert_eq!(closed["message"], "its branch was deleted without a merge");
     let ended = scene.task(&task).await;
     assert_eq!(ended["state"], "REJECTED", "{ended}");
+    scene.forge.pull("it is closed", number, |pull| pull["state"] == "closed").await;
     assert_eq!(scene.deployment(&id).await["config"], json!({}));
     assert_eq!(scene.forge.pulls().await.len(), 1);
     // The next change begins another one.

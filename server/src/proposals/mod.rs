@@ -303,7 +303,8 @@ impl Proposals {
             self.wake.look(&proposal.target());
             return Ok(());
         }
-        if place.forge.is_none() && head.is_none() && scene.proposal.head.is_some() {
+        // The forge may close the request later (Gitea), or leave it open (GitLab); `after` sees to it.
+        if head.is_none() && scene.proposal.head.is_some() {
             let pushed = scene.proposal.head.as_deref();
             let is_there = branch::contains(&place.mirror, base, pushed).await?
                 || branch::is_merged(&place.mirror, &scene, base).await?;
@@ -316,12 +317,13 @@ impl Proposals {
                 return Err(Waits::People(format!("It was merged into {into}; it counts when it comes to {flux}")));
             }
             let message = "its branch was deleted without a merge";
+            info!(proposal = proposal.id, message, "rejected");
+            self.observe(&scene, "Closed", message).await?;
             self.changes.end_proposal(&proposal.id, ProposalState::Closed, message).await?;
             return Ok(());
         }
         let look = branch::look(&place.mirror, &scene, base, head).await?;
-        let was_pushed = scene.parts.iter().any(|part| part.item.pushed_instance_id.is_some());
-        let anew = look.conflicts || (head.is_none() && was_pushed);
+        let anew = look.conflicts;
         let refreshed = self.changes.refresh(&scene, &look.commits, anew).await?;
         if refreshed.changed {
             match self.changes.scene(&proposal.id).await? {
