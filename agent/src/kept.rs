@@ -59,6 +59,17 @@ fn uid(text: Option<&str>) -> Option<Uuid> {
     text.and_then(|text| Uuid::try_parse(text).ok())
 }
 
+/// How far the end of an application has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It has not begun.
+    Not,
+    /// The teardown has begun; actions of the driver may still come, and need the release.
+    Begun,
+    /// What it was made of is being removed.
+    Removes,
+}
+
 /// A StyrminDeployment.
 #[derive(Debug, Clone)]
 pub struct Deployment {
@@ -70,8 +81,8 @@ pub struct Deployment {
     pub going: bool,
     /// Its phase; empty when it has none that is known.
     pub phase: &'static str,
-    /// The teardown of its application has begun.
-    pub leaving: bool,
+    /// The end of its application.
+    pub ending: Ending,
     /// It has the name that its deployment's object has.
     pub named: bool,
     /// Its driver.
@@ -97,16 +108,16 @@ pub struct Deployments {
 const DRIVERS_MAX: usize = 256;
 
 impl Deployments {
-    /// What is kept of one. `leaving` says whether a status tells of a teardown.
+    /// What is kept of one. `ending` says what a status tells of a teardown.
     #[must_use]
-    pub fn keep(&self, object: &StyrminDeployment, leaving: impl Fn(&StyrminDeploymentStatus) -> bool) -> Deployment {
+    pub fn keep(&self, object: &StyrminDeployment, ending: impl Fn(&StyrminDeploymentStatus) -> Ending) -> Deployment {
         let status = object.status.as_ref();
         Deployment {
             uid: uid(object.metadata.uid.as_deref()),
             created: object.creation_timestamp().map(|at| at.0),
             going: object.metadata.deletion_timestamp.is_some(),
             phase: status.and_then(|status| status.phase.as_deref()).map_or("", phase::known),
-            leaving: status.is_some_and(leaving),
+            ending: status.map_or(Ending::Not, ending),
             named: object.name_any() == object.spec.deployment_id.object_name(),
             driver: self.shared(&object.spec.driver),
             object: self.packer.pack(object),
@@ -132,6 +143,12 @@ impl Deployment {
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.object.mark()
+    }
+
+    /// It is this object, and no other one of its name.
+    #[must_use]
+    pub fn has_uid(&self, text: Option<&str>) -> bool {
+        self.uid.is_some() && self.uid == uid(text)
     }
 
     /// The object.

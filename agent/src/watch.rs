@@ -6,7 +6,7 @@
 use crate::NAMESPACE;
 use crate::kept::{self, ActionJob, Application, Deployment, Deployments, Id, Written};
 use crate::metrics;
-use crate::operator::is_leaving;
+use crate::operator::ending;
 use crate::packed::Packer;
 use crate::rows;
 use crate::store::{Key, Store, key};
@@ -47,8 +47,10 @@ pub enum Changed {
     Deployment(Key),
     /// Which services there are in an environment: a deployment came, went, or has another driver.
     Environment(Key),
-    /// A driver's definition or a source: many may wait for it.
+    /// A driver's definition: many may wait for it.
     Everything,
+    /// Chart sources in the namespace of an environment.
+    Sources(Box<str>),
     /// Pods of a namespace.
     Pods,
     /// Flux's own objects.
@@ -335,15 +337,17 @@ pub fn start(client: &Client, relist: Duration, stop: &CancellationToken) -> Arc
             object.annotations_mut().remove(LAST_APPLIED);
         });
     let keeper = Deployments::default();
-    let keep = move |object| Some(keeper.keep(&object, is_leaving));
+    let keep = move |object| Some(keeper.keep(&object, ending));
     let deployments = starter.follow("StyrminDeployment", store, stream, keep, of_deployment);
 
     let beside = |(namespace, name): &Key| Changed::Deployment(key(namespace, name));
     let releases = starter.flux("HelmRelease", &helm_release(), None, &ours, beside);
+    let in_environment = |(namespace, _): &Key| Changed::Sources(namespace.clone());
     let sources = ["HelmChart", "HelmRepository", "OCIRepository"]
-        .map(|kind| (kind, starter.flux(kind, &source(kind), None, &ours, |_| Changed::Everything)))
+        .map(|kind| (kind, starter.flux(kind, &source(kind), None, &ours, in_environment)))
         .into();
-    let git_repositories = starter.flux("GitRepository", &source("GitRepository"), None, &ours, |_| Changed::Flux);
+    let of_repository = move |key: &Key| if &*key.0 == FLUX_NAMESPACE { Changed::Flux } else { in_environment(key) };
+    let git_repositories = starter.flux("GitRepository", &source("GitRepository"), None, &ours, of_repository);
     let kustomizations = starter.flux("Kustomization", &kustomization(), Some(FLUX_NAMESPACE), "", |_| Changed::Flux);
 
     let api: Api<PartialObjectMeta<Secret>> = Api::all(client.clone());

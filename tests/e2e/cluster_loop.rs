@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 use std::time::Duration;
 use styrmin_renderer::layout::MANAGED_BY;
+use styrmin_renderer::objects::CHART_SOURCE;
 use styrmin_tests::people::Person;
 use styrmin_tests::plane::{KWOK, condition};
 use styrmin_tests::server::Api as _;
@@ -570,6 +571,17 @@ async fn drift_is_put_back() {
     let resumed = r#"{"spec":{"suspend":false}}"#;
     world.plane.kubectl(&["-n", &namespace, "patch", "helmrelease", &name, "--type=merge", "-p", resumed]).await;
 
+    // What the charts in the cluster's repository are fetched with.
+    world.plane.kubectl(&["-n", &namespace, "delete", "secret", CHART_SOURCE]).await;
+    world.plane.until(&["v1", "Secret", &namespace, CHART_SOURCE], LIMIT, |found| found.is_some()).await;
+    eventually("it is told", LIMIT, async || {
+        let told =
+            ["-n", &namespace, "get", "events", "-o", "jsonpath={.items[?(@.reason==\"DriftCorrected\")].message}"];
+        let told = world.plane.kubectl(&told).await;
+        if told.contains(&format!("Put back Secret {CHART_SOURCE}")) { Ok(()) } else { Err(told) }
+    })
+    .await;
+
     // A Service of ours without the label that it is known by is ours still.
     let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
     let service = ["-n", &name, "get", "services", "-l", &ours, "-o", "jsonpath={.items[0].metadata.name}"];
@@ -580,7 +592,7 @@ async fn drift_is_put_back() {
         |found: Option<&Value>| found.is_some_and(|found| found["metadata"]["labels"][MANAGED_BY.0] == MANAGED_BY.1);
     world.plane.until(&["v1", "Service", &name, &service], LIMIT, labelled).await;
     let corrected = world.plane.get(&object).await.unwrap()["status"]["driftCorrections"].as_i64();
-    assert!(corrected >= Some(4), "{corrected:?}");
+    assert!(corrected >= Some(5), "{corrected:?}");
     world.until_state(&id, "RUNNING").await;
     assert!(world.plane.program(KWOK).id().await.is_some());
 }

@@ -161,9 +161,14 @@ impl Place {
 
     /// A new deployment in an environment of its own, so that no other one changes what it gets.
     async fn run(&self) -> Run<'_> {
-        let id = || id_from_random(rand::random());
-        let (environment, deployment): (EnvironmentId, DeploymentId) = (id().parse().unwrap(), id().parse().unwrap());
+        let environment = id_from_random(rand::random()).parse().unwrap();
         self.plane.apply(&objects::environment_namespace(&environment, "e")).await;
+        self.run_in(environment)
+    }
+
+    /// A new deployment in an environment.
+    fn run_in(&self, environment: EnvironmentId) -> Run<'_> {
+        let deployment: DeploymentId = id_from_random(rand::random()).parse().unwrap();
         let specs = ["1", "2"].map(|level| spec_of(&self.driver, &environment, &deployment, level));
         Run { place: self, environment, deployment, specs, uid: None }
     }
@@ -603,6 +608,70 @@ async fn deleted_at_every_moment() {
     }
     eprintln!("{deleted} deletions");
     assert!(deleted > 20, "only {deleted}");
+    place.plane.stop().await;
+}
+
+/// Each has looked whether it is the last one while the other was there still.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_leave_an_environment_at_once_leave_nothing_there() {
+    let place = Place::start().await;
+    for _ in 0..3 {
+        let mut one = place.run().await;
+        let mut other = place.run_in(one.environment.clone());
+        for run in [&mut one, &mut other] {
+            run.begin(Stage::Create).await;
+            run.reached(Stage::Create).await;
+            run.confirm().await;
+        }
+        let source = ["source.toolkit.fluxcd.io/v1", "HelmRepository", &one.environment.namespace()];
+        let sources = place.plane.api(source[0], source[1], source[2]);
+        assert!(!sources.list(&ListParams::default()).await.unwrap().items.is_empty());
+        // Both come to their namespaces, which go last, and at the same moment.
+        let namespaces = place.plane.api("v1", "Namespace", "");
+        let hold = async |name: String, finalizers: Value| {
+            let held = json!({ "metadata": { "finalizers": finalizers } });
+            namespaces.patch(&name, &PatchParams::default(), &Patch::Merge(&held)).await.unwrap();
+        };
+        let both = async |finalizers: Value| {
+            tokio::join!(hold(one.name(), finalizers.clone()), hold(other.name(), finalizers));
+        };
+        both(json!(["tests.example.com/held"])).await;
+        tokio::join!(one.delete(), other.delete());
+        for run in [&one, &other] {
+            let namespace = ["v1", "Namespace", "", &run.name()];
+            let is_going =
+                |found: Option<&Value>| found.is_some_and(|found| !found["metadata"]["deletionTimestamp"].is_null());
+            place.plane.until(&namespace, LIMIT, is_going).await;
+        }
+        // The one lets its object go when the other one, which has seen it there, is gone. (Its first attempt does not
+        // count: it has noted its end since it looked.)
+        let environment = one.environment.namespace();
+        let objects = format!("/apis/styrmin.io/v1alpha1/namespaces/{environment}/styrmindeployments");
+        let (comes, go) = place.proxy.late_write(2, &format!("{objects}/{}", one.name()));
+        both(json!([])).await;
+        tokio::time::timeout(LIMIT, comes).await.unwrap().unwrap();
+        let object = ["styrmin.io/v1alpha1", "StyrminDeployment", &environment, &other.name()];
+        place.plane.until(&object, LIMIT, |found| found.is_none()).await;
+        go.send(()).unwrap();
+        tokio::join!(one.is_gone(), other.is_gone());
+    }
+    // Who stays keeps them.
+    let mut stays = place.run().await;
+    let mut goes = place.run_in(stays.environment.clone());
+    for run in [&mut stays, &mut goes] {
+        run.begin(Stage::Create).await;
+        run.reached(Stage::Create).await;
+    }
+    let before = stays.snapshot().await;
+    let sources = |found: &Value| {
+        let names = found.as_object().unwrap().keys().filter(|name| name.starts_with("Helm"));
+        names.filter(|name| !name.contains(goes.deployment.as_str())).cloned().collect::<Vec<_>>()
+    };
+    goes.confirm().await;
+    goes.delete().await;
+    let object = ["styrmin.io/v1alpha1", "StyrminDeployment", &goes.environment.namespace(), &goes.name()];
+    place.plane.until(&object, LIMIT, |found| found.is_none()).await;
+    assert_eq!(sources(&stays.snapshot().await), sources(&before));
     place.plane.stop().await;
 }
 

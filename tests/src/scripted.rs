@@ -162,8 +162,10 @@ async fn namespace(client: Client, object: DynamicObject) -> kube::Result<()> {
         // In the background: otherwise a Job waits for a controller that does not run here.
         api.delete_collection(&DeleteParams::background(), &ListParams::default()).await?;
     }
-    let body =
-        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name }, "spec": { "finalizers": [] } });
+    // Whoever else holds it holds it still.
+    let held: &[String] = object.metadata.finalizers.as_deref().unwrap_or_default();
+    let body = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "finalizers": held },
+        "spec": { "finalizers": [] } });
     let request = http::Request::put(format!("/api/v1/namespaces/{name}/finalize"))
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(body.to_string().into_bytes())

@@ -19,7 +19,7 @@ pub mod steps;
 mod teardown;
 
 use crate::clock;
-use crate::kept;
+use crate::kept::{self, Ending};
 use crate::metrics::{self, Phases};
 use crate::packed::{Packed, Packer};
 use crate::server::Server;
@@ -119,10 +119,14 @@ fn words(text: &str) -> impl Iterator<Item = char> + '_ {
     text.chars().filter(|letter| !letter.is_ascii_hexdigit())
 }
 
-/// The teardown of an application has begun.
+/// How far the end of an application has come.
 #[must_use]
-pub fn is_leaving(status: &StyrminDeploymentStatus) -> bool {
-    teardown::begun(status)
+pub fn ending(status: &StyrminDeploymentStatus) -> Ending {
+    match (teardown::begun(status), teardown::before_removal(status)) {
+        (false, _) => Ending::Not,
+        (true, true) => Ending::Begun,
+        (true, false) => Ending::Removes,
+    }
 }
 
 /// Why a pass failed.
@@ -247,6 +251,10 @@ fn triggers(watch: Arc<Watch>) -> impl Stream<Item = (Key, Turn)> + Send + 'stat
                 let mut batch: Vec<_> = others.map(|(name, _)| ((one.0.clone(), name), Turn::Other)).collect();
                 batch.push((one, Turn::First));
                 batch
+            }
+            Ok(Changed::Sources(environment)) => {
+                let all = watch.deployments.within(&environment).into_iter();
+                all.map(|(name, _)| ((environment.clone(), name), Turn::Other)).collect()
             }
             Ok(Changed::Pods) => Vec::new(),
             Err(RecvError::Closed) => return None,

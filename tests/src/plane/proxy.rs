@@ -122,11 +122,22 @@ struct AtWrite {
     tell: oneshot::Sender<Call>,
 }
 
+/// Keeps a write back.
+struct Late {
+    path: String,
+    /// Writes until it.
+    left: usize,
+    /// It goes on with this.
+    until: oneshot::Receiver<()>,
+    tell: oneshot::Sender<Call>,
+}
+
 type Wanted = Box<dyn Fn(&Value) -> bool + Send>;
 
 #[derive(Default)]
 struct Faults {
     at_write: Option<AtWrite>,
+    late: Option<Late>,
     /// Nothing gets through any more.
     silent: bool,
     /// The status, and the keys of the calls that got it.
@@ -207,6 +218,14 @@ impl Proxy {
     pub fn hold_write(&self, n: usize) -> (oneshot::Receiver<Call>, oneshot::Sender<()>) {
         let (answer, until) = oneshot::channel();
         (self.at_write(n, Some(until)), answer)
+    }
+
+    /// Keeps the n-th write on a path from the API server until the sender says so; tells when it has come.
+    #[must_use]
+    pub fn late_write(&self, n: usize, path: &str) -> (oneshot::Receiver<Call>, oneshot::Sender<()>) {
+        let ((tell, told), (go, until)) = (oneshot::channel(), oneshot::channel());
+        self.inner.faults().late = Some(Late { path: path.to_owned(), left: n, until, tell });
+        (told, go)
     }
 
     fn at_write(&self, n: usize, until: Option<oneshot::Receiver<()>>) -> oneshot::Receiver<Call> {
@@ -304,7 +323,7 @@ fn json_answer(status: StatusCode, body: impl Into<Body>) -> Response {
 enum Fate {
     Silence,
     Answer(Response),
-    Pass { late: bool, last_words: Option<AtWrite> },
+    Pass { late: bool, last_words: Option<AtWrite>, kept: Option<Late> },
 }
 
 fn fate(inner: &Inner, call: &Call) -> Fate {
@@ -330,7 +349,13 @@ fn fate(inner: &Inner, call: &Call) -> Fate {
         wait.left -= 1;
         wait.left == 0
     });
-    Fate::Pass { late, last_words: faults.at_write.take_if(|_| last_words) }
+    let kept = faults.late.as_mut().filter(|wait| call.class == Class::Write && wait.path == call.path);
+    let kept = kept.is_some_and(|wait| {
+        wait.left -= 1;
+        wait.left == 0
+    });
+    let (last_words, kept) = (faults.at_write.take_if(|_| last_words), faults.late.take_if(|_| kept));
+    Fate::Pass { late, last_words, kept }
 }
 
 async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
@@ -339,9 +364,13 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         // It goes when the agent closes the connection.
         Fate::Silence => return std::future::pending().await,
         Fate::Answer(answer) => return answer,
-        Fate::Pass { late, last_words } => {
+        Fate::Pass { late, last_words, kept } => {
             if late {
                 tokio::time::sleep(BEHIND).await;
+            }
+            if let Some(Late { until, tell, .. }) = kept {
+                let _ = tell.send(call.clone());
+                let _ = until.await;
             }
             last_words
         }

@@ -11,16 +11,17 @@ use super::hook::HookSeen;
 use super::release::{self, FailureEvent, Verdict};
 use super::steps::{self, Base};
 use super::{Context, OperatorError, Result, teardown};
+use crate::flux;
+use crate::kept::{self, Ending};
 use crate::watch::{self, Watch};
-use crate::{flux, kept};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Event, Namespace, PodTemplateSpec, Secret, Service};
 use kube::ResourceExt as _;
-use kube::api::{Api, DynamicObject, ListParams, ObjectMeta};
+use kube::api::{Api, DynamicObject, ListParams, ObjectMeta, PartialObjectMeta};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use styrmin_renderer::context::{self, SecretRef};
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::EnvironmentId;
@@ -36,6 +37,9 @@ use tokio::time::Instant;
 pub(super) const APPLIED_SPEC: &str = "spec";
 pub(super) const APPLIED_RELEASE: &str = "release";
 pub(super) const FINISHED_JOBS: &str = "finishedJobs";
+
+/// Objects in one answer to a list.
+const PAGE: u32 = 500;
 
 /// What was gathered, owned.
 pub(super) struct Gathered {
@@ -764,7 +768,7 @@ const COPIED_FROM: &str = "styrmin.io/copied-from";
 
 /// The credentials of a chart source that come with the cluster's repository, as a copy in the
 /// environment: no reference crosses a namespace. Gives the copy when it is to be written, and whether somebody has
-/// changed it, and not what it is a copy of.
+/// changed or removed it, and not what it is a copy of.
 async fn credentials(place: &Place<'_>, namespace: &str, wanted: &Wanted) -> Result<Option<(Value, bool)>> {
     let context = place.context;
     let uses = |object: &&Value| object["kind"] == "GitRepository" && object["metadata"]["name"] == CHART_SOURCE;
@@ -788,7 +792,14 @@ async fn credentials(place: &Place<'_>, namespace: &str, wanted: &Wanted) -> Res
         return Ok(None);
     }
     let version = original.resource_version().unwrap_or_default();
-    let is_edited = there.is_some_and(|there| there.annotations().get(COPIED_FROM) == Some(&version));
+    let is_edited = match &there {
+        Some(there) => there.annotations().get(COPIED_FROM) == Some(&version),
+        // Its source is written after it.
+        None => context
+            .watch
+            .source("GitRepository", namespace, CHART_SOURCE)
+            .is_some_and(|found| found.data.pointer("/spec/secretRef/name").and_then(Value::as_str) == Some(copy)),
+    };
     let labels = json!({ layout::MANAGED_BY.0: layout::MANAGED_BY.1 });
     let annotations = json!({ COPIED_FROM: version });
     let copy = json!({
@@ -867,16 +878,29 @@ async fn leftovers(
     Ok(found)
 }
 
-/// The sources of charts, and the copied credentials, that nobody else in the environment has a use for. Whether there
-/// is anybody is asked of the API server when the store shows nobody.
+/// The sources of charts, and the copied credentials, that nobody else in the environment has a use for. Of those that
+/// end at the same moment none has: each removes what is left, so that none leaves it to the other. Whether there is
+/// anybody whom the store does not show is asked of the API server.
 async fn sources_left(context: &Context, namespace: &str, name: &str) -> kube::Result<Vec<Leftover>> {
-    if context.watch.deployments.within(namespace).iter().any(|(other, _)| **other != *name) {
+    let known: HashMap<_, _> = context.watch.deployments.within(namespace).into_iter().collect();
+    if known.iter().any(|(other, kept)| **other != *name && kept.ending != Ending::Removes) {
         return Ok(Vec::new());
     }
     let client = &context.client;
     let api: Api<StyrminDeployment> = Api::namespaced(client.clone(), namespace);
-    if api.list_metadata(&ListParams::default().limit(2)).await?.iter().any(|other| other.name_any() != name) {
-        return Ok(Vec::new());
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let found = api.list_metadata(&page).await?;
+        let is_known = |other: &PartialObjectMeta<StyrminDeployment>| {
+            known.get(&*other.name_any()).is_some_and(|kept| kept.has_uid(other.metadata.uid.as_deref()))
+        };
+        if found.iter().any(|other| other.name_any() != name && !is_known(other)) {
+            return Ok(Vec::new());
+        }
+        match found.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => break,
+        }
     }
     let ours = ListParams::default().labels(&format!("{}={}", layout::MANAGED_BY.0, layout::MANAGED_BY.1));
     let mut found = Vec::new();

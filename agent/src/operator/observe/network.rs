@@ -7,7 +7,8 @@
 use super::super::apply::is_ours;
 use super::super::decide::{Network, ObjectKey, phase};
 use super::super::{Context, OperatorError, Result, steps};
-use crate::{kept, watch};
+use crate::kept::{self, Ending};
+use crate::watch;
 use kube::api::{Api, DynamicObject, ListParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -134,7 +135,7 @@ fn siblings(context: &Context, object: &StyrminDeployment) -> Vec<(Box<str>, kep
     let all = context.watch.deployments.within(object.metadata.namespace.as_deref().unwrap_or_default());
     let own = object.metadata.name.as_deref().unwrap_or_default();
     let mut siblings: Vec<_> =
-        all.into_iter().filter(|(name, kept)| **name != *own && kept.named && !kept.leaving).collect();
+        all.into_iter().filter(|(name, kept)| **name != *own && kept.named && kept.ending == Ending::Not).collect();
     siblings.sort_by(|(name, kept), (other, known)| (kept.created, name).cmp(&(known.created, other)));
     siblings
 }
@@ -195,7 +196,7 @@ fn is_stale(context: &Context, object: &StyrminDeployment, kept: &kept::Written)
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
     match context.watch.deployments.get(namespace, &owner) {
         None => !context.watch.namespaces.contains("", &owner),
-        Some(sibling) if sibling.leaving => true,
+        Some(sibling) if sibling.ending != Ending::Not => true,
         // Its services are known, and this is none of them, or another one has its name now.
         Some(sibling) => context.drivers.get(&context.watch, &sibling.driver).is_ok(),
     }
