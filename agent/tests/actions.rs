@@ -4,7 +4,7 @@ mod case;
 
 use case::{Case, leftover, spec};
 use serde_json::json;
-use styrmin_agent::operator::decide::{Action, ObjectKey, Settings, phase, unobserved};
+use styrmin_agent::operator::decide::{Action, Network, ObjectKey, phase};
 use styrmin_agent::operator::hook::{Execution, HookState};
 use styrmin_agent::operator::{FINALIZER, FORCE_DELETE, SKIP_TEARDOWN, steps};
 use styrmin_renderer::spec::Lifecycle;
@@ -422,9 +422,10 @@ fn services_follow_the_release_and_hold_what_the_chart_showed() {
     case.network = None;
     case.settle();
     assert_eq!(case.phase(), phase::SERVICES);
-    case.network = Some(styrmin_agent::operator::decide::Network {
+    case.network = Some(Network {
         endpoints: styrmin_renderer::network::declared(&case.driver.file.spec),
         chart_services: vec!["database".into()],
+        missing_components: Vec::new(),
     });
     case.differing = vec![json!({ "kind": "Service", "metadata": { "name": "postgresql" } })];
     case.additions = vec![json!({ "kind": "Service", "metadata": { "name": "web" } })];
@@ -637,7 +638,7 @@ fn lateness_ends_no_action() {
     case.settle();
     assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
     case.after(1);
-    case.object.status = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
+    case.object.status = case.told("reading Secret e/s: 500").map(|(status, _)| status);
     assert!(case.status().message.as_ref().unwrap().ends_with("reading Secret e/s: 500"));
     assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
 }
@@ -652,4 +653,87 @@ fn an_object_that_is_put_back_goes_when_its_action_has_ended() {
     assert_eq!(case.pass().after, []);
     case.sees(HookState::Succeeded);
     assert_eq!(case.pass().after, [Action::RemoveFinalizer, Action::ReapplyFolder]);
+}
+
+#[test]
+fn a_stop_waits_for_the_pods_that_still_end() {
+    let mut case = Case::with_actions(STOPS);
+    case.flux_ready();
+    case.still_there = vec!["postgresql-0".into()];
+    case.settle();
+    assert_eq!(case.steps()[0], "Run migrate (1 of 3) Running 1");
+    let says = "Waiting for database to be stopped: still there: pod postgresql-0";
+    assert_eq!(case.status().steps[1].message.as_deref(), Some(says));
+    case.still_there.clear();
+    case.settle();
+    assert_eq!(case.steps()[..2], ["Run migrate (1 of 3) Succeeded 1", "Run migrate (2 of 3) Pending 1"]);
+    // Not without end.
+    let mut case = Case::with_actions(STOPS);
+    case.flux_ready();
+    case.still_there = vec!["postgresql-0".into()];
+    case.settle();
+    case.after(86_400);
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::FAILED, "HookFailed"));
+    assert!(case.status().message.as_ref().unwrap().ends_with("still there: pod postgresql-0"));
+}
+
+#[test]
+fn what_failed_before_a_way_back_is_another_attempt_when_it_is_asked_for_again() {
+    let mut case = Case::with_actions(EVERY_OCCASION).ready_with_setup();
+    let before = case.object.spec.clone();
+    case.applied = Some(before.clone());
+    let upgrade = |case: &mut Case, instance: &str| {
+        case.object.spec = before.clone();
+        case.object.spec.instance_id = instance.into();
+        case.object.spec.application_version = "18".into();
+        case.object.metadata.generation = case.object.metadata.generation.map(|generation| generation + 1);
+        case.settle();
+    };
+    upgrade(&mut case, "two");
+    case.sees(HookState::Failed("no such table".into()));
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.steps()), (phase::FAILED, vec!["Run upgrade Failed 1".to_owned()]));
+    // Back, which takes a while: Flux has not done it yet.
+    case.object.spec = before.clone();
+    case.object.spec.instance_id = "three".into();
+    case.release.as_mut().unwrap()["status"]["conditions"][0]["status"] = "Unknown".into();
+    case.settle();
+    assert_eq!((case.steps().len(), case.status().earlier_steps.len()), (0, 1));
+    // Asked for again, the Job of the first attempt is there still.
+    upgrade(&mut case, "four");
+    assert_eq!((case.steps(), case.status().earlier_steps.len()), (vec!["Run upgrade Pending 2".to_owned()], 0));
+    case.sees(HookState::Succeeded);
+    case.flux_ready();
+    case.settle();
+    assert_eq!(case.phase(), phase::READY);
+    // When the way back has come to its end, nothing is remembered of it.
+    case.applied = Some(before.clone());
+    upgrade(&mut case, "five");
+    case.sees(HookState::Failed("no such table".into()));
+    case.settle();
+    case.object.spec = before.clone();
+    case.object.spec.instance_id = "six".into();
+    case.settle();
+    assert_eq!((case.phase().as_str(), &case.status().earlier_steps[..]), (phase::READY, &[][..]));
+    upgrade(&mut case, "seven");
+    assert_eq!(case.steps(), ["Run upgrade Pending 1"]);
+}
+
+#[test]
+fn what_is_set_for_a_component_that_the_chart_lacks_is_told() {
+    let mut case = Case::new();
+    case.flux_ready();
+    let missing = vec!["database".to_owned()];
+    case.network = Some(Network { missing_components: missing, ..Network::default() });
+    let told: Vec<_> = (0..4).flat_map(|_| case.pass().notes).filter(|note| note.warning).collect();
+    assert_eq!((told.len(), told[0].reason.as_str()), (1, "COMPONENT_CONTAINER_NOT_FOUND"), "once");
+    assert!(told[0].message.contains("nothing of component database, "), "{}", told[0].message);
+    assert_eq!(
+        (case.phase().as_str(), case.condition("OverridesMissed").map(|one| one.status.as_str())),
+        (phase::READY, Some("True"))
+    );
+    case.network = Some(Network::default());
+    case.settle();
+    assert_eq!(case.condition("OverridesMissed"), None);
 }

@@ -6,7 +6,9 @@ use case::{Case, NOW, leftover, spec};
 use serde_json::json;
 use std::time::Duration;
 use styrmin_agent::operator::FINALIZER;
-use styrmin_agent::operator::decide::{Action, Leftover, Settings, phase, unobserved};
+use styrmin_agent::operator::decide::{Action, Leftover, Network, phase};
+use styrmin_agent::operator::release::FailureEvent;
+use styrmin_renderer::spec::Condition;
 
 #[test]
 fn the_first_spec_is_noted_with_the_status_that_comes_before_what_is_written() {
@@ -449,19 +451,25 @@ fn what_an_earlier_rollout_took_makes_no_newer_one_late() {
     };
     let mut case = upgraded();
     case.driver_here = false;
+    let remediated = Condition { r#type: "HelmReleaseRemediated".into(), ..case.condition("Ready").unwrap().clone() };
+    case.object.status.as_mut().unwrap().conditions.push(remediated);
     case.pass();
     case.pass();
     assert_eq!((case.reason().as_str(), case.status().display_state.as_deref()), ("DriverMissing", Some("Deploying")));
+    // Nor does what Flux said of it count for the newer one.
+    let release = case.condition("HelmReleaseReady").unwrap();
+    assert_eq!((release.status.as_str(), release.reason.as_str()), ("Unknown", "Progressing"));
+    assert_eq!(case.condition("HelmReleaseRemediated"), None);
     case.after(271);
     case.pass();
     assert_eq!(case.reason(), "ReadyTimeout");
     let mut case = upgraded();
-    case.object.status = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
+    case.object.status = case.told("reading Secret e/s: 500").map(|(status, _)| status);
     assert_eq!((case.reason().as_str(), case.status().display_state.as_deref()), ("Progressing", Some("Deploying")));
     // Of one that has failed a new change is none that fails.
     let mut case = upgraded();
     case.object.status.as_mut().unwrap().phase = Some(phase::FAILED.into());
-    case.object.status = unobserved(&case.object, "reading Secret e/s: 500", case.now, &Settings::default());
+    case.object.status = case.told("reading Secret e/s: 500").map(|(status, _)| status);
     assert_eq!((case.phase().as_str(), case.status().instance_id.as_deref()), (phase::PREREQUISITES, Some("two")));
 }
 
@@ -473,7 +481,7 @@ fn what_cannot_be_observed_undoes_no_end_that_has_begun() {
     case.settle();
     case.object.spec.instance_id = "never noted".into();
     case.after(3600);
-    assert_eq!(unobserved(&case.object, "why", case.now, &Settings::default()), None);
+    assert_eq!(case.told("why"), None);
 }
 
 #[test]
@@ -497,27 +505,32 @@ fn a_release_that_has_recovered_is_not_asked_to_be_tried_again() {
 #[test]
 fn of_what_cannot_be_observed_the_instance_and_the_reason_are_told() {
     let mut case = Case::new();
-    let settings = Settings::default();
-    let told = unobserved(&case.object, "reading Secret e/s: forbidden", case.now, &settings).unwrap();
-    assert_eq!((told.instance_id.as_deref(), told.phase.as_deref()), (Some("one"), Some(phase::PREREQUISITES)));
-    assert_eq!(told.message.as_deref(), Some("reading Secret e/s: forbidden"));
-    case.object.status = Some(told);
-    assert_eq!(unobserved(&case.object, "reading Secret e/s: forbidden", case.now, &settings), None, "once");
+    let why = "reading Secret e/s: forbidden";
+    let (status, notes) = case.told(why).unwrap();
+    assert_eq!((status.instance_id.as_deref(), status.phase.as_deref()), (Some("one"), Some(phase::PREREQUISITES)));
+    assert_eq!((status.message.as_deref(), notes), (Some(why), vec![]));
+    case.object.status = Some(status);
+    assert_eq!(case.told(why), None, "once");
     case.settle();
     case.after(271);
-    let late = unobserved(&case.object, "reading Secret e/s: forbidden", case.now, &settings).unwrap();
+    let (late, notes) = case.told(why).unwrap();
+    // With the event that a failure has.
+    assert_eq!(notes.iter().map(|note| note.reason.as_str()).collect::<Vec<_>>(), ["ReadyTimeout"]);
     assert_eq!(late.display_state.as_deref(), Some("Error"));
     assert!(late.message.unwrap().ends_with("phase CreatingHelmRelease: reading Secret e/s: forbidden"));
     // What runs goes on running.
     let case = Case::new().ready();
-    assert_eq!(unobserved(&case.object, "why", case.now, &settings), None);
+    assert_eq!(case.told("why"), None);
 }
 
 #[test]
 fn while_nobody_confirms_an_end_what_runs_is_kept_as_it_is() {
     let mut case = Case::new().ready().going();
     case.differing = vec![case.wanted.prerequisites[0].clone()];
-    assert_eq!(case.pass().after, [Action::Apply(case.differing[0].clone())]);
+    let kept = case.pass();
+    assert_eq!(kept.after, [Action::Apply(case.differing[0].clone())]);
+    let said: Vec<&str> = kept.notes.iter().map(|note| note.reason.as_str()).collect();
+    assert_eq!((said, case.status().drift_corrections), (vec!["DriftCorrected", "NotConfirmed"], Some(1)));
     case.differing.clear();
     // An action had stopped something.
     case.object.status.as_mut().unwrap().stopped_components = vec!["database".into()];
@@ -579,4 +592,110 @@ fn drift_of_what_has_failed_is_counted_too() {
     let corrected = case.pass();
     assert_eq!((corrected.notes[0].reason.as_str(), case.status().drift_corrections), ("DriftCorrected", Some(1)));
     assert_eq!((corrected.after, case.phase().as_str()), (vec![Action::Apply(differing[0].clone())], phase::FAILED));
+}
+
+#[test]
+fn what_runs_is_kept_as_it_is_while_something_is_missing() {
+    let mut case = Case::new().ready();
+    case.missing = Some("Waiting for key password of Secret e/s".into());
+    case.differing = vec![case.wanted.prerequisites[0].clone()];
+    case.unwanted = vec![leftover("Service", false).object];
+    let kept = case.pass();
+    let both = vec![Action::Apply(case.differing[0].clone()), Action::Delete(case.unwanted[0].clone())];
+    assert_eq!((kept.after, kept.notes[0].message.as_str()), (both, "Put back Namespace n"));
+    assert_eq!((case.phase().as_str(), case.status().drift_corrections), (phase::READY, Some(1)));
+    // In the middle of a rollout as well, but that is no drift.
+    case.object.status.as_mut().unwrap().phase = Some(phase::RELEASE.into());
+    assert_eq!((case.pass().after.len(), case.status().drift_corrections), (2, Some(1)));
+    // A change waits, and writes nothing until what it is rendered from is there.
+    case.change("two");
+    case.pass();
+    assert_eq!(case.pass().after, []);
+}
+
+#[test]
+fn a_change_of_nothing_waits_for_what_is_missing_no_longer_than_others() {
+    let mut case = Case::new().ready();
+    case.applied = Some(case.object.spec.clone());
+    case.object.spec.instance_id = "two".into();
+    case.object.metadata.generation = Some(2);
+    case.missing = Some("Waiting for key password of Secret e/s".into());
+    case.settle();
+    assert_eq!((case.status().steps.len(), case.phase().as_str()), (0, phase::PREREQUISITES));
+    case.after(271);
+    case.settle();
+    assert_eq!(case.reason(), "ReadyTimeout");
+    assert!(case.status().message.as_ref().unwrap().ends_with("Waiting for key password of Secret e/s"));
+    case.missing = None;
+    case.settle();
+    assert_eq!(case.phase(), phase::READY);
+}
+
+#[test]
+fn services_that_cannot_be_made_are_named_when_it_takes_too_long() {
+    let mut case = Case::new();
+    case.flux_ready();
+    case.network = None;
+    case.settle();
+    case.network = Some(Network::default());
+    case.differing = vec![json!({ "kind": "Service", "metadata": { "name": "web" } })];
+    case.trouble = Some("applying Service n/web: exceeded quota");
+    case.settle();
+    case.after(271);
+    case.settle();
+    let message = case.status().message.clone().unwrap();
+    assert!(message.ends_with("phase CreatingServices: applying Service n/web: exceeded quota"), "{message}");
+}
+
+#[test]
+fn a_suspended_release_is_uninstalled_all_the_same() {
+    let mut case = Case::new().ready().going();
+    case.confirmed = Some("the deletion was requested");
+    case.release.as_mut().unwrap()["spec"]["suspend"] = true.into();
+    case.leftovers = vec![leftover("HelmRelease", false), leftover("Namespace", false)];
+    case.pass();
+    let release = case.leftovers[0].object.clone();
+    assert_eq!(case.pass().after, [Action::Resume(release.clone())]);
+    case.release.as_mut().unwrap()["spec"]["suspend"] = false.into();
+    assert_eq!(case.pass().after, [Action::Delete(release)]);
+}
+
+#[test]
+fn a_change_that_flux_never_applied_stays_failed_when_its_event_is_forgotten() {
+    let mut case = Case::new().ready();
+    let release = case.release.as_mut().unwrap();
+    release["status"]["failures"] = 1.into();
+    release["status"]["history"] =
+        json!([{ "version": 1, "status": "deployed", "lastDeployed": "2026-11-29T14:00:00Z" }]);
+    case.failure = Some(FailureEvent {
+        reason: "UpgradeFailed".into(),
+        message: "no such path".into(),
+        at: "2026-11-29T15:00:00Z".parse().unwrap(),
+    });
+    case.settle();
+    let failed = case.status().clone();
+    assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::FAILED, "UpgradeFailed"));
+    // After an hour.
+    case.failure = None;
+    case.after(4000);
+    case.settle();
+    assert_eq!(*case.status(), failed);
+    // Flux has brought it after all.
+    case.release.as_mut().unwrap()["status"]["history"] =
+        json!([{ "version": 2, "status": "deployed", "lastDeployed": "2026-11-29T15:30:00Z" }]);
+    case.settle();
+    assert_eq!(case.phase(), phase::READY);
+}
+
+#[test]
+fn a_condition_without_a_generation_is_of_the_last_attempt() {
+    for (attempted, reached) in [(1, phase::READY), (0, phase::RELEASE)] {
+        let mut case = Case::new();
+        case.flux_ready();
+        let status = &mut case.release.as_mut().unwrap()["status"];
+        status["lastAttemptedGeneration"] = attempted.into();
+        status["conditions"][0].as_object_mut().unwrap().remove("observedGeneration");
+        case.settle();
+        assert_eq!(case.phase(), reached);
+    }
 }

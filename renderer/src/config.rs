@@ -367,6 +367,10 @@ fn lay(target: &mut Object, origins: &mut BTreeMap<String, Level>, source: &Obje
     for (key, value) in source {
         let pointer = format!("{prefix}/{}", escape(key));
         let whole = prefix.is_empty() && ATOMIC.contains(&key.as_str());
+        if whole && value.is_null() {
+            // Whoever does not set it takes what the level below says, and cannot turn it off.
+            continue;
+        }
         match (target.get_mut(key), value) {
             (Some(Value::Object(inner)), Value::Object(changes)) if !whole => {
                 if inner.is_empty() || !changes.is_empty() {
@@ -450,6 +454,15 @@ mod tests {
             ("/dedicated_ingress/y".to_owned(), Level::Environment),
         ]);
         assert_eq!(resolved.origins, expected);
+    }
+
+    #[test]
+    fn a_dedicated_ingress_is_not_turned_off_by_whoever_does_not_set_it() {
+        let cluster = object(json!({"dedicated_ingress": {}, "fqdn_suffix": "a.io"}));
+        let none = object(json!({"dedicated_ingress": null, "fqdn_suffix": null}));
+        let resolved = resolve([(Level::Cluster, &cluster), (Level::Environment, &none), (Level::Deployment, &none)]);
+        assert_eq!(Value::Object(resolved.value), json!({"dedicated_ingress": {}, "fqdn_suffix": null}));
+        assert_eq!(resolved.origins["/dedicated_ingress"], Level::Cluster);
     }
 
     #[test]

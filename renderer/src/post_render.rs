@@ -8,7 +8,7 @@ use crate::driver::Driver;
 use crate::spec::{Lifecycle, StyrminDeploymentSpec};
 use crate::yaml;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Kinds that have a number of pods.
 const SCALED: &str = "Deployment|StatefulSet";
@@ -170,6 +170,36 @@ fn overrides(values: &Value, container: &str, labels: &str) -> Vec<Value> {
     changed.insert("name".into(), container.into());
     let change = json!({ "spec": { "template": { "spec": { "containers": [changed] } } } });
     vec![patch(SCALED, Some(labels), &test), merge(SCALED, Some(labels), &change)]
+}
+
+/// Components that a deployment overrides, and of which the chart renders nothing: `pods` are the labels of the pods
+/// of its Deployments and StatefulSets. What environment and cluster set for all components asks for none.
+#[must_use]
+pub fn missing_components(
+    spec: &StyrminDeploymentSpec,
+    driver: &Driver,
+    pods: &[BTreeMap<String, String>],
+) -> Vec<String> {
+    let own = &spec.context["instance"]["config"]["components"];
+    let is_rendered =
+        |component: &crate::driver::format::Component| pods.iter().any(|pod| component.identifier.is_of(Some(pod)));
+    let overridden = driver.file.spec.components.iter().filter(|(name, component)| {
+        let container = component.containers.first().map_or("", String::as_str);
+        !overrides(&own[name.as_str()], container, "").is_empty()
+    });
+    overridden.filter(|(_, component)| !is_rendered(component)).map(|(name, _)| name.clone()).collect()
+}
+
+/// What is said of them; `None` when there are none.
+#[must_use]
+pub fn missing(components: &[String]) -> Option<String> {
+    let (first, more) = components.split_first()?;
+    let all = components.join(", ");
+    let one = if more.is_empty() { "component" } else { "components" };
+    Some(format!(
+        "{CONTAINER_NOT_FOUND}: the chart renders nothing of {one} {all}, so what is set there changes nothing; take it \
+         back (--remove /components/{first}), or have the chart render the component"
+    ))
 }
 
 /// The class of every Ingress, by the three rules of the reference.

@@ -215,6 +215,30 @@ async fn a_secret_reaches_the_application_and_a_new_one_rolls_out() {
         if in_application("fourth-secret-4").await { Ok(()) } else { Err("not yet") }
     })
     .await;
+    // While it is away, what runs is kept as it is.
+    let object = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+    let is_ready = |found: Option<&Value>| found.is_some_and(|found| found["status"]["phase"] == "Ready");
+    world.plane.until(&object, LIMIT, is_ready).await;
+    world.plane.kubectl(&["-n", &namespace, "delete", "secret", "vault"]).await;
+    let misses = |found: Option<&Value>| {
+        let message = found.and_then(|found| found["status"]["message"].as_str());
+        message.is_some_and(|message| message.contains("key pw of Secret"))
+    };
+    world.plane.until(&object, LIMIT, misses).await;
+    let policy = "allow-within-namespace";
+    world.plane.kubectl(&["-n", &name, "delete", "networkpolicy", policy]).await;
+    let release = [HELM, "HelmRelease", namespace.as_str(), name.as_str()];
+    let uid = world.plane.get(&release).await.unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let allowed = format!("styrmin.io/allow-delete={uid}");
+    world.plane.kubectl(&["-n", &namespace, "annotate", "helmrelease", &name, &allowed]).await;
+    world.plane.kubectl(&["-n", &namespace, "delete", "helmrelease", &name]).await;
+    let policy = ["networking.k8s.io/v1", "NetworkPolicy", name.as_str(), policy];
+    world.plane.until(&policy, LIMIT, |found| found.is_some()).await;
+    let is_there = |found: Option<&Value>| found.is_some_and(|found| found["metadata"]["uid"] != uid.as_str());
+    world.plane.until(&release, LIMIT, is_there).await;
+    let found = world.plane.get(&object).await;
+    assert!(misses(found.as_ref()) && is_ready(found.as_ref()), "{found:?}");
+    world.plane.apply(&secret("fourth-secret-4")).await;
     let task = world.update(&id, json!({ "parameters": { "password": "fifth-secret-5" } })).await;
     succeeded(&world.until_ended(&task).await);
     assert!(in_application("fifth-secret-5").await && !in_application("fourth-secret-4").await);

@@ -121,7 +121,22 @@ async fn actions_run_in_order_around_the_release_and_each_once() {
             }
         })
     };
+    // A pod that takes its time to end.
+    let pods = "jsonpath={.items[?(@.metadata.ownerReferences[0].kind==\"ReplicaSet\")].metadata.name}";
+    let pod = world.plane.kubectl(&["-n", &name, "get", "pods", "-o", pods]).await;
+    let hold = async |finalizers: &str| {
+        let held = format!(r#"{{"metadata":{{"finalizers":{finalizers}}}}}"#);
+        world.plane.kubectl(&["-n", &name, "patch", "pod", &pod, "--type=merge", "-p", &held]).await;
+    };
+    hold(r#"["tests.example.com/held"]"#).await;
+    let jobs = async || world.plane.kubectl(&["-n", &name, "get", "jobs", "-o", "name"]).await;
+    let before = jobs().await;
     let task = upgrade(&world, &id, "1.28").await;
+    let says = format!("Waiting for web to be stopped: still there: pod {pod}");
+    let waits = |found: &Value| found["status"]["steps"].to_string().contains(&says);
+    until_object(&world, &id, waits).await;
+    assert_eq!(jobs().await, before, "the next step of the action has not begun");
+    hold("[]").await;
     // The deployment is never said to run before the upgrade has ended, whatever the pods do in between.
     let query = "query($id: ID!) { deployment(id: $id) { state tasks(first: 1) { nodes { state } } } }";
     loop {

@@ -1,7 +1,7 @@
 //! Does what a decision says. Server-side apply with our field manager everywhere, and the status only
 //! when it changed and the object is still the one that was observed.
 
-use super::decide::{Action, Decision, ObjectKey};
+use super::decide::{Action, Decision, Note, ObjectKey};
 use super::observe::{APPLIED_RELEASE, APPLIED_SPEC, FINISHED_JOBS, Gathered, surplus};
 use super::{Context, FINALIZER, OperatorError, Result, execute};
 use crate::{clock, flux, watch};
@@ -40,7 +40,9 @@ pub(super) async fn carry_out(
         }
     }
     let written = write_status(object, version, status, context).await?;
-    let rests_on_it = |action: &Action| matches!(action, Action::Apply(_) | Action::Delete(_) | Action::Execute(_));
+    let rests_on_it = |action: &Action| {
+        matches!(action, Action::Apply(_) | Action::Delete(_) | Action::Resume(_) | Action::Execute(_))
+    };
     if !written && decision.after.iter().any(rests_on_it) {
         // What is done follows from the object as it was observed, and no write has shown that it is still so: a watch
         // that begins anew may show it as it was a while ago.
@@ -49,15 +51,18 @@ pub(super) async fn carry_out(
     for action in &decision.after {
         act(action, object, status, gathered, context).await?;
     }
-    if !decision.notes.is_empty() {
-        for note in &decision.notes {
-            info!(object = object.name_any(), reason = note.reason, message = note.message);
-            if let Err(error) = context.events.publish(object, note).await {
-                warn!(%error, "an event could not be written");
-            }
+    publish(object, &decision.notes, context).await;
+    Ok(())
+}
+
+/// Tells whoever watches events.
+pub(super) async fn publish(object: &StyrminDeployment, notes: &[Note], context: &Context) {
+    for note in notes {
+        info!(object = object.name_any(), reason = note.reason, message = note.message);
+        if let Err(error) = context.events.publish(object, note).await {
+            warn!(%error, "an event could not be written");
         }
     }
-    Ok(())
 }
 
 async fn act(
@@ -74,6 +79,7 @@ async fn act(
             execute::begin(context, execution, object, gathered.secret_values());
             Ok(())
         }
+        Action::Resume(key) => resume(context, key).await,
         Action::RecordApplied => record_applied(object, status, gathered, context).await,
         Action::AddFinalizer => finalizer(object, context, true).await.map(drop),
         Action::RemoveFinalizer => finalizer(object, context, false).await.map(drop),
@@ -180,6 +186,17 @@ async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {
     }
 }
 
+/// Flux works on a release again that somebody has suspended.
+async fn resume(context: &Context, key: &ObjectKey) -> Result<()> {
+    let ObjectKey { version, kind, namespace, name, .. } = key;
+    let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+    let patch = Patch::Merge(json!({ "spec": { "suspend": false } }));
+    match api(&context.client, version, kind, namespace).patch(name, &parameters, &patch).await {
+        Err(Error::Api(status)) if status.code == 404 => Ok(()),
+        answer => answer.map(drop).map_err(OperatorError::of(format!("resuming {kind} {namespace}/{name}"))),
+    }
+}
+
 /// Holds an object, or lets it go; gives its version then.
 async fn finalizer(object: &StyrminDeployment, context: &Context, hold: bool) -> Result<Option<String>> {
     let held = object.finalizers().iter().any(|name| name == FINALIZER);
@@ -268,6 +285,7 @@ async fn record_applied(
     gathered: &Gathered,
     context: &Context,
 ) -> Result<()> {
+    context.executions.forget(object);
     let namespace = object.namespace().unwrap_or_default();
     let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), &namespace);
     context.applied.forget(&object.metadata.uid.clone().unwrap_or_default());

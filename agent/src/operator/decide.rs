@@ -27,6 +27,7 @@ use styrmin_renderer::driver::Driver;
 use styrmin_renderer::hooks;
 use styrmin_renderer::objects::{self, ReleaseSettings};
 use styrmin_renderer::plan::{self, Plan, StepKind, Workflow};
+use styrmin_renderer::post_render;
 use styrmin_renderer::spec::{
     Condition, Endpoint, Latched, Lifecycle, RenderedRelease, StyrminDeployment, StyrminDeploymentSpec,
     StyrminDeploymentStatus,
@@ -129,6 +130,8 @@ pub struct Observed<'a> {
     pub finished_jobs: &'a [String],
     /// What is there of the step of an action that comes next or runs.
     pub hook: Option<&'a HookSeen>,
+    /// Pods of the components that the step which runs stops.
+    pub still_there: &'a [String],
     /// One of the pods is ready, for a deployment of Styrmin's own: that is enough.
     pub internal_ready: bool,
     /// Why the application may be torn down, when it may.
@@ -168,6 +171,7 @@ impl<'a> Observed<'a> {
             recorded: true,
             finished_jobs: &[],
             hook: None,
+            still_there: &[],
             internal_ready: false,
             confirmed: None,
             restored: false,
@@ -223,6 +227,8 @@ pub struct Network {
     pub endpoints: Vec<Endpoint>,
     /// Names of the chart's own Services.
     pub chart_services: Vec<String>,
+    /// Components with overrides of which the chart renders nothing.
+    pub missing_components: Vec<String>,
 }
 
 /// Objects of one application.
@@ -287,6 +293,8 @@ pub enum Action {
     Apply(Value),
     /// Delete an object.
     Delete(ObjectKey),
+    /// Have Flux work on a release again that somebody has suspended.
+    Resume(ObjectKey),
     /// Run a command in a container, for a step of an action.
     Execute(hook::Execution),
     /// Keep the spec as the one that was last applied with success.
@@ -334,6 +342,12 @@ impl Decision {
 
 /// Phases in which a rollout is under way.
 const ROLLS: [&str; 3] = [phase::PREREQUISITES, phase::RELEASE, phase::SERVICES];
+
+/// A rollout is under way.
+pub(super) fn rolls(status: &StyrminDeploymentStatus) -> bool {
+    ROLLS.contains(&status.phase.as_deref().unwrap_or_default())
+}
+
 /// Reason of a rollout that takes too long.
 const READY_TIMEOUT: &str = "ReadyTimeout";
 /// At once: the next pass rests on what this one wrote.
@@ -347,15 +361,15 @@ const SOON: Duration = Duration::from_secs(5);
 const SAYS_THE_PHASE: [&str; 6] =
     ["NotConfirmed", "Ready", "Renewed", "RolloutFailed", "RolloutStarted", "TeardownStarted"];
 
-/// What can be said of an object of which nothing could be observed: which instance it is about, and `why`. `None`:
-/// nothing that is worth a write.
+/// What can be said of an object of which nothing could be observed: which instance it is about, and `why`; with what
+/// is news of that. `None`: nothing that is worth a write.
 #[must_use]
 pub fn unobserved(
     object: &StyrminDeployment,
     why: &str,
     now: Timestamp,
     settings: &Settings,
-) -> Option<StyrminDeploymentStatus> {
+) -> Option<(StyrminDeploymentStatus, Vec<Note>)> {
     let mut status = object.status.clone().unwrap_or_default();
     let ends = object.metadata.deletion_timestamp.is_some() || object.spec.lifecycle == Lifecycle::Deleting;
     if ends || teardown::left(&status) {
@@ -364,14 +378,14 @@ pub fn unobserved(
     }
     if status.instance_id.as_ref() != Some(&object.spec.instance_id) {
         wait_anew(&mut status, object, now);
-    } else if !ROLLS.contains(&status.phase.as_deref().unwrap_or_default()) {
+    } else if !rolls(&status) {
         // What runs goes on running.
         return None;
     }
     status.message = Some(why.to_owned());
-    let mut status = timed(object, status, now, settings, Some(why)).status;
+    let Decision { mut status, notes, .. } = timed(object, status, now, settings, Some(why));
     bound_message(&mut status);
-    (Some(&status) != object.status.as_ref()).then_some(status)
+    (Some(&status) != object.status.as_ref()).then_some((status, notes))
 }
 
 /// Decides.
@@ -523,7 +537,8 @@ fn wait_anew(status: &mut StyrminDeploymentStatus, object: &StyrminDeployment, n
     status.phase = Some(phase::PREREQUISITES.into());
     status.rollout_started_at = None;
     steps::wait_anew(status, now);
-    status::on_its_way(status, &["Ready"], generation, now);
+    status::on_its_way(status, &["HelmReleaseReady", "Ready"], generation, now);
+    status.conditions.retain(|condition| condition.r#type != "HelmReleaseRemediated");
 }
 
 /// Nothing can be planned without the driver. The instance is noted all the same: people see that
@@ -566,11 +581,19 @@ fn wait(
 ) -> Decision {
     let generation = observed.object.metadata.generation;
     status.message = Some(message.to_owned());
-    let here = status.phase.as_deref().unwrap_or_default();
-    if !ROLLS.contains(&here) {
-        return Decision { status, ..Decision::default() };
+    if !rolls(&status) {
+        let mut notes = Vec::new();
+        if status.phase.as_deref() == Some(phase::READY) || is_failed_since_long(observed, now) {
+            put_back(observed, &mut status, &mut notes, now);
+        }
+        return Decision { status, after: puts_back(observed), notes, ..Decision::default() };
     }
-    if here == phase::PREREQUISITES {
+    let is_new = status.phase.as_deref() == Some(phase::PREREQUISITES);
+    if is_new {
+        if status.steps.is_empty() {
+            // A change of nothing has no step to wait in; its clock begins here.
+            status.rollout_started_at.get_or_insert_with(|| now.to_string());
+        }
         if let Some(first) = status.steps.iter().position(|step| step.name == plan::PREREQUISITES) {
             steps::run(&mut status, first, now);
             steps::explain(&mut status, first, message);
@@ -581,6 +604,9 @@ fn wait(
         }
     }
     let mut decision = timed(observed.object, status, now, settings, Some(message));
+    if !is_new {
+        decision.after = puts_back(observed);
+    }
     if reason == "SecretsMissing" {
         // No watch shows the Secrets of others; a driver's and a source's arrival is seen.
         decision.no_later(SOON);
@@ -605,12 +631,15 @@ fn rollout(
         Ok(wanted) => wanted,
         Err(why) => return fail(status, "RenderFailed", why, generation, now),
     };
-    let mut after: Vec<Action> =
-        observed.differing.iter().chain(observed.additions).cloned().map(Action::Apply).collect();
-    after.extend(observed.unwanted.iter().chain(observed.in_the_way).cloned().map(Action::Delete));
+    let after = puts_back(observed);
+    let mut notes = Vec::new();
     if let Some(network) = observed.network {
         status.endpoints.clone_from(&network.endpoints);
         status.chart_services.clone_from(&network.chart_services);
+        let message = post_render::missing(&network.missing_components);
+        if status::missing_components(&mut status, message.as_deref(), generation, now) {
+            notes.extend(message.map(|message| warning(post_render::CONTAINER_NOT_FOUND, message)));
+        }
     }
     if let Some(way) = observed.in_the_way
         && !status.chart_services.contains(&way.name)
@@ -618,7 +647,6 @@ fn rollout(
         // It is the chart's from now on.
         status.chart_services.push(way.name.clone());
     }
-    let mut notes = Vec::new();
     if status.phase.as_deref() == Some(phase::READY) && is_renewed(&status, wanted) {
         notes.push(renew(&mut status, generation, now));
     }
@@ -649,6 +677,12 @@ fn rollout(
     decision.after.splice(0..0, after);
     decision.notes.extend(notes);
     decision
+}
+
+/// Makes what is there what should be.
+pub(super) fn puts_back(observed: &Observed<'_>) -> Vec<Action> {
+    let applied = observed.differing.iter().chain(observed.additions).cloned().map(Action::Apply);
+    applied.chain(observed.unwanted.iter().chain(observed.in_the_way).cloned().map(Action::Delete)).collect()
 }
 
 /// What Flux says of the release; `None` while it is not the one that is wanted: an older object that a watch
@@ -693,7 +727,12 @@ fn is_failed_since_long(observed: &Observed<'_>, now: Timestamp) -> bool {
 }
 
 /// Counts what is put back of a deployment at rest, once for each set of objects.
-fn put_back(observed: &Observed<'_>, status: &mut StyrminDeploymentStatus, notes: &mut Vec<Note>, now: Timestamp) {
+pub(super) fn put_back(
+    observed: &Observed<'_>,
+    status: &mut StyrminDeploymentStatus,
+    notes: &mut Vec<Note>,
+    now: Timestamp,
+) {
     let generation = observed.object.metadata.generation;
     let record = (!observed.recorded).then(|| "ControllerRevision of what was applied".to_owned());
     // What this agent renders otherwise than the one before, or with other settings, is nobody's edit.
@@ -838,7 +877,7 @@ fn work(
                 steps::run(&mut status, current.index, now);
                 let open = observed.differing.len() + observed.additions.len() + observed.unwanted.len();
                 if open > 0 {
-                    let mut decision = timed(observed.object, status, now, settings, None);
+                    let mut decision = timed(observed.object, status, now, settings, observed.trouble);
                     decision.no_later(SOON);
                     return decision;
                 }
@@ -972,7 +1011,7 @@ fn still_stopped(status: &StyrminDeploymentStatus) -> String {
 /// The rollout failed because Flux never applied the change, and nothing was deployed since.
 fn concluded(status: &StyrminDeploymentStatus, release: Option<&Value>) -> bool {
     let failed = |condition: &&Condition| {
-        let flux = ["InstallFailed", "UpgradeFailed", styrmin_renderer::post_render::CONTAINER_NOT_FOUND];
+        let flux = ["InstallFailed", "UpgradeFailed", post_render::CONTAINER_NOT_FOUND];
         condition.r#type == "Ready" && flux.contains(&condition.reason.as_str())
     };
     let since = status.conditions.iter().find(failed).and_then(|condition| condition.last_transition_time.parse().ok());
@@ -1060,6 +1099,7 @@ fn ready(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Time
     status.message = None;
     status.release_reset_at = None;
     status.applied_digest.clone_from(&status.spec_digest);
+    status.earlier_steps.clear();
     if let Some(rendered) = observed.wanted.ok().and_then(Wanted::rendered) {
         status.rendered_release = Some(rendered);
     }

@@ -40,6 +40,12 @@ impl Executions {
         known.get(&which(object, key, attempt)).cloned()
     }
 
+    /// What was asked for until now is over: what comes is other steps, or the same ones once more.
+    pub(super) fn forget(&self, object: &StyrminDeployment) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(uid, ..), _| Some(uid) != object.metadata.uid.as_ref());
+    }
+
     fn put(&self, which: Which, state: HookState) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= KEPT {

@@ -157,12 +157,17 @@ fn scale(
         // Nothing is installed: nothing to stop.
         return Progress::Done;
     }
+    let remain = if stop { observed.still_there } else { &[] };
     match release {
-        Some(Verdict::Ready) => Progress::Done,
+        Some(Verdict::Ready) if remain.is_empty() => Progress::Done,
         Some(Verdict::Failed { message, .. } | Verdict::Error { message, .. }) => Progress::Failed(message.clone()),
         seen => {
             let what = if stop { "stopped" } else { "started" };
-            let says = if let Some(Verdict::Progressing(seen)) = seen { seen.complaint() } else { None };
+            let says = match seen {
+                Some(Verdict::Progressing(seen)) => seen.complaint().map(str::to_owned),
+                Some(_) => Some(format!("still there: pod {}", remain.join(", "))),
+                None => None,
+            };
             let says = says.map_or_else(String::new, |says| format!(": {says}"));
             let attempts = settings.release.retries.saturating_add(1);
             let limit =

@@ -295,10 +295,11 @@ async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
 async fn not_observed(object: &StyrminDeployment, error: &OperatorError, context: &Context) -> String {
     context.troubles.keep(object, Some(error.to_string()));
     let said = context.troubles.get(object).unwrap_or_default();
-    if let Some(status) = decide::unobserved(object, &said, clock::now(), &context.settings)
-        && let Err(other) = apply::write_status(object, object.resource_version(), &status, context).await
-    {
-        debug!(%other, "what could not be observed could not be told");
+    if let Some((status, notes)) = decide::unobserved(object, &said, clock::now(), &context.settings) {
+        match apply::write_status(object, object.resource_version(), &status, context).await {
+            Ok(_) => apply::publish(object, &notes, context).await,
+            Err(other) => debug!(%other, "what could not be observed could not be told"),
+        }
     }
     said
 }

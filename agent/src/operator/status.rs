@@ -3,6 +3,7 @@
 
 use super::release::{Copied, Seen};
 use jiff::Timestamp;
+use styrmin_renderer::post_render::CONTAINER_NOT_FOUND;
 use styrmin_renderer::spec::{Condition, StyrminDeploymentStatus};
 
 /// A rollout is under way.
@@ -163,6 +164,23 @@ pub fn drifted(status: &mut StyrminDeploymentStatus, found: &Copied, generation:
         status.conditions.retain(|condition| condition.r#type != KIND);
         set_since(status, KIND, "True", &found.reason, &found.message, generation, found.since.clone());
     }
+    !known
+}
+
+/// Notes the overrides that nothing of the chart takes; `true` when that is news.
+pub fn missing_components(
+    status: &mut StyrminDeploymentStatus,
+    message: Option<&str>,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> bool {
+    const KIND: &str = "OverridesMissed";
+    let Some(message) = message else {
+        status.conditions.retain(|condition| condition.r#type != KIND);
+        return false;
+    };
+    let known = status.conditions.iter().any(|known| known.r#type == KIND && known.message == bounded(message));
+    set(status, KIND, "True", CONTAINER_NOT_FOUND, message, generation, now);
     !known
 }
 

@@ -17,6 +17,9 @@ const SUCCEEDED: &str = "Succeeded";
 const FAILED: &str = "Failed";
 const SKIPPED: &str = "Skipped";
 
+/// Most steps that are remembered of earlier plans; the newest are first.
+const EARLIER: usize = 32;
+
 /// What the keys of a plan's steps follow from.
 #[derive(Debug, Clone, Copy)]
 pub struct Base<'a> {
@@ -47,10 +50,13 @@ fn step(name: &str, key: Option<String>) -> StepStatus {
     }
 }
 
-/// The steps of a plan. Those that ended before under the same key stay as they are; one that failed gets
-/// another attempt; requested runs that have ended are not run again.
+/// The steps of a plan. Those that ended before under the same key stay as they are, also when plans without them
+/// came in between; one that failed gets another attempt; requested runs that have ended are not run again.
 pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, now: Timestamp) {
-    let before = std::mem::take(&mut status.steps);
+    let mut before = std::mem::take(&mut status.steps);
+    // Those of a rollout that came to its end are history.
+    let was_applied = before.iter().all(ended_well);
+    before.extend(std::mem::take(&mut status.earlier_steps));
     let fresh = |one: &plan::PlanStep| step(&one.name, hooks::key(base.revision, base.driver, &one.kind));
     let wanted = plan.steps.iter().filter(|one| match &one.kind {
         StepKind::Hook { run: Some(run), .. } => !status.finished_jobs.contains(run),
@@ -68,6 +74,14 @@ pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, 
             new
         })
         .collect();
+    let is_kept = |known: &StepStatus| {
+        known.key.is_some() && known.state != PENDING && !status.steps.iter().any(|step| step.key == known.key)
+    };
+    if !was_applied {
+        before.retain(is_kept);
+        before.truncate(EARLIER);
+        status.earlier_steps = before;
+    }
     if let Some(first) = status.steps.iter_mut().find(|step| !ended_well(step))
         && first.key.is_none()
     {

@@ -4,10 +4,13 @@
 //! it was made of next, the namespace last. An action that fails holds the teardown, and is tried again
 //! with growing pauses, until it succeeds or somebody says `force`.
 
-use super::decide::{AT_ONCE, Action, Decision, DriverSeen, Observed, Settings, driver_missing, note, phase, warning};
+use super::decide::{
+    self, AT_ONCE, Action, Decision, DriverSeen, Observed, Settings, driver_missing, note, phase, warning,
+};
 use super::hook::{self, Progress};
 use super::{release, status, steps};
 use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 use std::time::Duration;
 use styrmin_renderer::plan::{self, Plan, PlanStep, StepKind, Workflow};
 use styrmin_renderer::spec::{Condition, StyrminDeploymentStatus};
@@ -165,7 +168,13 @@ fn remove(
         if let Some(index) = index {
             steps::explain(&mut status, index, &message);
         }
-        let after = if next.going { Vec::new() } else { vec![Action::Delete(next.object.clone())] };
+        let is_suspended = |found: &&Value| next.object.kind == "HelmRelease" && found["spec"]["suspend"] == true;
+        let after = match next.going {
+            true => Vec::new(),
+            // Flux would let it go without uninstalling anything: what the chart has outside the namespace would stay.
+            false if observed.release.filter(is_suspended).is_some() => vec![Action::Resume(next.object.clone())],
+            false => vec![Action::Delete(next.object.clone())],
+        };
         // Watches show the end of most things; what takes long is asked for less and less often.
         let began = status.steps.iter().filter_map(|step| step.started_at.as_deref()?.parse().ok()).max();
         let taken = began.map_or(0, |began: Timestamp| now.duration_since(began).as_secs());
@@ -192,6 +201,7 @@ fn remove(
 fn not_confirmed(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, now: Timestamp) -> Decision {
     let generation = observed.object.metadata.generation;
     let acted_on = status.spec_digest.as_deref() == Some(observed.object.spec.digest().as_str());
+    let mut notes = Vec::new();
     let (after, again) = if !acted_on {
         (Vec::new(), None)
     } else if hook::unfinished(observed, &mut status, now).is_some() {
@@ -200,7 +210,10 @@ fn not_confirmed(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, n
         status.stopped_components.clear();
         (Vec::new(), AT_ONCE)
     } else {
-        (observed.differing.iter().cloned().map(Action::Apply).collect(), None)
+        if status.applied_digest == status.spec_digest {
+            decide::put_back(observed, &mut status, &mut notes, now);
+        }
+        (decide::puts_back(observed), None)
     };
     let message = "The file left Git, and nobody asked for a deletion: the application keeps running until the \
                    deletion is confirmed or the file is put back";
@@ -208,7 +221,9 @@ fn not_confirmed(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, n
     status.phase = Some(phase::DELETING.into());
     status.message = Some(message.into());
     status::set(&mut status, "Ready", "Unknown", "NotConfirmed", message, generation, now);
-    let notes = if news { vec![warning("NotConfirmed", message.to_owned())] } else { Vec::new() };
+    if news {
+        notes.push(warning("NotConfirmed", message.to_owned()));
+    }
     Decision { status, notes, after, again, ..Decision::default() }
 }
 

@@ -11,11 +11,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use styrmin_agent::operator::FINALIZER;
 use styrmin_agent::operator::decide::{
-    Action, Decision, DriverSeen, Leftover, Network, ObjectKey, Observed, Settings, Wanted, decide, phase,
+    Action, Decision, DriverSeen, Leftover, Network, Note, ObjectKey, Observed, Settings, Wanted, decide, phase,
+    unobserved,
 };
 use styrmin_agent::operator::hook::{HookSeen, HookState};
+use styrmin_agent::operator::release::FailureEvent;
 use styrmin_renderer::driver::Driver;
-use styrmin_renderer::spec::{StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus};
+use styrmin_renderer::spec::{Condition, StyrminDeployment, StyrminDeploymentSpec, StyrminDeploymentStatus};
 
 pub(crate) const NOW: &str = "2026-11-29T15:00:00Z";
 
@@ -31,11 +33,13 @@ pub(crate) struct Case {
     pub(crate) collisions: Vec<String>,
     pub(crate) network: Option<Network>,
     pub(crate) release: Option<Value>,
+    pub(crate) failure: Option<FailureEvent>,
     pub(crate) applied: Option<StyrminDeploymentSpec>,
     pub(crate) revision: Option<String>,
     pub(crate) recorded: bool,
     pub(crate) finished_jobs: Vec<String>,
     pub(crate) hook: Option<HookSeen>,
+    pub(crate) still_there: Vec<String>,
     pub(crate) internal_ready: bool,
     pub(crate) missing: Option<String>,
     pub(crate) copy: Option<String>,
@@ -84,11 +88,13 @@ impl Case {
             collisions: Vec::new(),
             network: Some(Network::default()),
             release: None,
+            failure: None,
             applied: None,
             revision: None,
             recorded: true,
             finished_jobs: Vec::new(),
             hook: None,
+            still_there: Vec::new(),
             internal_ready: false,
             missing: None,
             copy: None,
@@ -115,11 +121,13 @@ impl Case {
             collisions: &self.collisions,
             network: self.network.as_ref(),
             release: self.release.as_ref(),
+            failure: self.failure.as_ref(),
             applied: self.applied.as_ref(),
             revision: self.revision.as_deref(),
             recorded: self.recorded,
             finished_jobs: &self.finished_jobs,
             hook: self.hook.as_ref(),
+            still_there: &self.still_there,
             internal_ready: self.internal_ready,
             confirmed: self.confirmed,
             restored: self.restored,
@@ -135,6 +143,11 @@ impl Case {
         }
         self.object.status = Some(decision.status.clone());
         decision
+    }
+
+    /// What is said when nothing could be observed.
+    pub(crate) fn told(&self, why: &str) -> Option<(StyrminDeploymentStatus, Vec<Note>)> {
+        unobserved(&self.object, why, self.now, &Settings::default())
     }
 
     /// Passes until nothing changes any more, as the operator makes them; gives the last that did anything.
@@ -221,8 +234,11 @@ impl Case {
     }
 
     pub(crate) fn reason(&self) -> String {
-        let conditions = &self.status().conditions;
-        conditions.iter().find(|condition| condition.r#type == "Ready").unwrap().reason.clone()
+        self.condition("Ready").unwrap().reason.clone()
+    }
+
+    pub(crate) fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.status().conditions.iter().find(|condition| condition.r#type == kind)
     }
 
     /// State and attempt of every step of an action, in order.

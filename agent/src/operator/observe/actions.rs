@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, LogParams};
 use serde_json::Value;
 use styrmin_renderer::driver::Driver;
-use styrmin_renderer::driver::format::{Action, Execute, RunJob, Step};
+use styrmin_renderer::driver::format::{Action, Component, Execute, RunJob, Step};
 use styrmin_renderer::hooks;
 use styrmin_renderer::names::EnvironmentId;
 use styrmin_renderer::plan::Plan;
@@ -30,6 +30,9 @@ const LOG: LogParams = LogParams {
     tail_lines: Some(10),
     timestamps: false,
 };
+
+/// Pods of one component that are named at most.
+const PODS: u32 = 10;
 
 /// Where a step is looked for.
 pub(super) struct Place<'a> {
@@ -69,6 +72,36 @@ pub(super) async fn next(place: &Place<'_>, plan: &Plan, base: Base<'_>) -> Resu
         None => beginning(place, action, what, (&key, attempt)).await?,
     };
     Ok(Some(HookSeen { key, attempt, state }))
+}
+
+/// The pods that are still there of components that the step which runs stops, terminating ones included: what comes
+/// next shall be alone. Flux calls a release ready that wants no pods, however long theirs take to end.
+pub(super) async fn still_there(place: &Place<'_>, plan: &Plan, base: Base<'_>) -> Result<Vec<String>> {
+    let Ok(Some(current)) = steps::current(place.status, plan, base) else { return Ok(Vec::new()) };
+    let spec = &place.driver.file.spec;
+    let Some((_, Step::StopComponents(names))) = hooks::step(spec, &current.kind) else { return Ok(Vec::new()) };
+    if !steps::has_begun(place.status, current.index) {
+        return Ok(Vec::new());
+    }
+    let namespace = place.object.spec.deployment_id.object_name();
+    let api: Api<Pod> = Api::namespaced(place.context.client.clone(), &namespace);
+    let mut found = Vec::new();
+    for component in names.iter().filter_map(|name| spec.components.get(name)) {
+        let of_it = ListParams::default().labels(&labels_of(component)).limit(PODS);
+        let pods = api.list(&of_it).await.map_err(OperatorError::of(format!("listing pods in {namespace}")))?;
+        let has_ended = |pod: &Pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        found.extend(pods.iter().filter(|pod| !has_ended(pod)).map(|pod| pod.name_any()));
+    }
+    Ok(found)
+}
+
+/// The labels of a component's pods, as a selector.
+fn labels_of(component: &Component) -> String {
+    let labels = component.identifier.label.iter().map(|(label, value)| format!("{label}={value}"));
+    labels.collect::<Vec<_>>().join(",")
 }
 
 /// What a command or a Job says of itself.
@@ -154,9 +187,7 @@ async fn command(place: &Place<'_>, execute: &Execute) -> Result<HookState> {
     };
     let namespace = place.object.spec.deployment_id.object_name();
     let api: Api<Pod> = Api::namespaced(place.context.client.clone(), &namespace);
-    let labels: Vec<String> =
-        component.identifier.label.iter().map(|(label, value)| format!("{label}={value}")).collect();
-    let pods = api.list(&ListParams::default().labels(&labels.join(","))).await;
+    let pods = api.list(&ListParams::default().labels(&labels_of(component))).await;
     let mut pods = pods.map_err(OperatorError::of(format!("listing pods in {namespace}")))?.items;
     pods.retain(kept::is_ready);
     pods.sort_by_key(|pod| pod.metadata.name.clone());

@@ -5,7 +5,7 @@
 mod actions;
 mod network;
 
-use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, judged, phase, planned};
+use super::decide::{DriverSeen, Leftover, Network, ObjectKey, Observed, Wanted, judged, phase, planned, rolls};
 use super::drivers::Found;
 use super::hook::HookSeen;
 use super::release::{self, FailureEvent, Verdict};
@@ -64,6 +64,7 @@ pub(super) struct Gathered {
     recorded: bool,
     pub(super) revisions: Vec<ControllerRevision>,
     hook: Option<HookSeen>,
+    still_there: Vec<String>,
     internal_ready: bool,
     confirmed: Option<String>,
     restored: bool,
@@ -100,6 +101,7 @@ impl Gathered {
             recorded: self.recorded,
             finished_jobs: &self.finished_jobs,
             hook: self.hook.as_ref(),
+            still_there: &self.still_there,
             internal_ready: self.internal_ready,
             confirmed: self.confirmed.as_deref(),
             restored: self.restored,
@@ -199,6 +201,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         recorded: true,
         revisions: Vec::new(),
         hook: None,
+        still_there: Vec::new(),
         internal_ready: spec.is_internal() && has_ready_pod(watch, spec),
         confirmed: confirmed(object, context),
         restored: false,
@@ -238,15 +241,21 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         return ending(object, status, gathered, context).await;
     }
     let Ok(driver) = gathered.driver.clone() else { return Ok(gathered) };
+    let repository = flux::repository(watch);
     if let Err(missing) = secrets {
         gathered.waiting = Some(("SecretsMissing", missing));
-        return Ok(gathered);
-    }
-    let repository = flux::repository(watch);
-    if driver.chart_folder().is_some() && repository.is_none() {
+    } else if driver.chart_folder().is_some() && repository.is_none() {
         let message = "Waiting for GitRepository and Kustomization flux-system/styrmin: they name the chart's source";
         gathered.waiting = Some(("SourceMissing", message.to_owned()));
-        return Ok(gathered);
+    }
+    if gathered.waiting.is_some() {
+        // What is there is kept as it is all the same.
+        if !acted || status.phase.as_deref() == Some(phase::PREREQUISITES) {
+            return Ok(gathered);
+        }
+        if gathered.revisions.is_empty() {
+            gathered.read_applied(context, object).await?;
+        }
     }
     let environment = match environment(&namespace) {
         Ok(environment) => environment,
@@ -259,12 +268,14 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
         gathered.failure = newest_failure(context, &namespace, release).await?;
     }
     gathered.say_it_ours(spec, Some(&driver));
-    if acted && !settled && !leaves {
+    if acted && !settled && !leaves && gathered.waiting.is_none() {
         let plan = planned(object, gathered.applied.as_ref(), &driver);
         let base = Base::of(gathered.revision(), Some(status), &driver.digest);
         let secrets = &gathered.secrets;
         let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
-        gathered.hook = actions::next(&place, &plan, base).await?;
+        let (hook, still_there) =
+            (actions::next(&place, &plan, base).await?, actions::still_there(&place, &plan, base).await?);
+        (gathered.hook, gathered.still_there) = (hook, still_there);
     }
     if acted && network::is_due(status, &driver) {
         gathered.network = Some(network::look(context, object, &driver).await?);
@@ -308,7 +319,9 @@ impl Gathered {
         self.wanted = wanted(place, both, self);
         if let Ok(wanted) = &self.wanted {
             let seen = compare(&context.watch, wanted, self.release.as_ref());
-            self.stale = stale(&context.watch, &namespace, spec, status, wanted);
+            if self.waiting.is_none() {
+                self.stale = stale(&context.watch, &namespace, spec, status, wanted);
+            }
             (self.differing, self.additions, self.going) = (seen.differing, seen.additions, seen.going);
             if let Some((copy, is_edited)) = credentials(place, &namespace, wanted).await? {
                 let place = if is_edited { &mut self.differing } else { &mut self.additions };
@@ -377,7 +390,9 @@ async fn ending(
     let base = Base::of(gathered.revision(), Some(status), &driver.digest);
     let secrets = &gathered.secrets;
     let place = actions::Place { context, object, status, environment: &environment, driver: &driver, secrets };
-    gathered.hook = actions::next(&place, &plan, base).await?;
+    let (hook, still_there) =
+        (actions::next(&place, &plan, base).await?, actions::still_there(&place, &plan, base).await?);
+    (gathered.hook, gathered.still_there) = (hook, still_there);
     // An action may stop components: through the release, as it is.
     gathered.applied_release = None;
     let held = held_release(&gathered, context, spec, status);
@@ -590,6 +605,9 @@ fn wanted(
 ) -> std::result::Result<Wanted, String> {
     let &Place { context, object, status, environment, driver, .. } = place;
     let spec = &object.spec;
+    if gathered.waiting.is_some() {
+        return Ok(kept_as_it_is(place, (policies, services), gathered));
+    }
     // Only charts that lie in the repository need it, and those were waited for.
     let repository = place.repository.cloned().unwrap_or(objects::Repository {
         url: String::new(),
@@ -620,6 +638,19 @@ fn wanted(
     prerequisites.extend(objects::chart_source(driver, environment, &repository));
     prerequisites.push(values);
     Ok(Wanted { prerequisites, release, held, services })
+}
+
+/// What should be there of a deployment while something is missing that it is rendered from. Its values are in a Secret
+/// that is there; of one at rest a release that is not there is made again as it was applied.
+fn kept_as_it_is(place: &Place<'_>, (policies, services): (Vec<Value>, Vec<Value>), gathered: &Gathered) -> Wanted {
+    let &Place { object, status, environment, driver, .. } = place;
+    let mut prerequisites = vec![objects::application_namespace(&object.spec, environment)];
+    prerequisites.extend(policies);
+    prerequisites
+        .extend(place.repository.iter().flat_map(|repository| objects::chart_source(driver, environment, repository)));
+    let is_missing = gathered.release.is_none() && !rolls(status);
+    let release = gathered.applied_release.clone().filter(|_| is_missing).unwrap_or_default();
+    Wanted { prerequisites, release, held: true, services }
 }
 
 /// The HelmRelease as it was before this change, but for the components that an action stopped; null when

@@ -17,6 +17,7 @@ use styrmin_renderer::driver::Driver;
 use styrmin_renderer::layout::MANAGED_BY;
 use styrmin_renderer::names::{DeploymentId, EnvironmentId};
 use styrmin_renderer::network;
+use styrmin_renderer::post_render;
 use styrmin_renderer::spec::{DriverRef, Endpoint, StyrminDeployment, StyrminDeploymentStatus};
 
 /// What should be there, and what should not.
@@ -58,7 +59,11 @@ pub(super) async fn look(context: &Context, object: &StyrminDeployment, driver: 
     let templates = super::templates(context, &object.spec).await?;
     let pods: Vec<BTreeMap<String, String>> = templates.filter_map(|template| template.metadata?.labels).collect();
     let names = services.iter().filter_map(|found| found["metadata"]["name"].as_str().map(str::to_owned));
-    Ok(Network { endpoints: network::endpoints(&driver.file.spec, &services, &pods), chart_services: names.collect() })
+    Ok(Network {
+        endpoints: network::endpoints(&driver.file.spec, &services, &pods),
+        chart_services: names.collect(),
+        missing_components: post_render::missing_components(&object.spec, driver, &pods),
+    })
 }
 
 /// How the declared services are reached: as was last seen, and as declared for those never seen.
