@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject, Secret as SecretObject};
 use kube::ResourceExt as _;
-use kube::api::{DynamicObject, PartialObjectMeta};
+use kube::api::{DynamicObject, ObjectMeta, PartialObjectMeta};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,6 +52,16 @@ impl fmt::Debug for Id {
 
 fn label(labels: &BTreeMap<String, String>, name: &str) -> Id {
     Id::of(labels.get(name).map_or("", String::as_str))
+}
+
+/// Owns what the operator writes.
+pub const FIELD_MANAGER: &str = "styrmin-operator";
+
+/// The operator has written fields of an object.
+#[must_use]
+pub fn is_ours(metadata: &ObjectMeta) -> bool {
+    let managers = metadata.managed_fields.iter().flatten();
+    managers.into_iter().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
 }
 
 /// A UID in its place. Kubernetes makes UUIDs; anything else is none.
@@ -236,6 +246,8 @@ impl Written {
 pub struct Secret {
     /// Id of the deployment.
     pub owner: Id,
+    /// The operator has written it.
+    pub ours: bool,
     /// Fingerprints of its keys, when Flux decrypted it.
     pub fingerprints: Box<[(Box<str>, Box<str>)]>,
     /// It is on its way out.
@@ -253,6 +265,7 @@ impl Secret {
         };
         Self {
             owner: label(object.labels(), DEPLOYMENT_LABEL),
+            ours: is_ours(&object.metadata),
             fingerprints: object.annotations().iter().filter_map(fingerprint).collect(),
             going: object.metadata.deletion_timestamp.is_some(),
             version: mark(object.resource_version()),

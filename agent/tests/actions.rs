@@ -737,3 +737,93 @@ fn what_is_set_for_a_component_that_the_chart_lacks_is_told() {
     case.settle();
     assert_eq!(case.condition("OverridesMissed"), None);
 }
+
+#[test]
+fn a_requested_run_that_ends_while_something_newer_waits_has_ended() {
+    for (ends, failed) in [(HookState::Succeeded, vec![]), (HookState::Failed("no".into()), vec!["r1".to_owned()])] {
+        let mut case = Case::with_actions(EVERY_OCCASION).ready_with_setup();
+        case.applied = Some(case.object.spec.clone());
+        let asked = json!([{ "id": "r1", "action": "backup" }]);
+        case.object.spec = spec("two", asked.clone());
+        case.object.metadata.generation = Some(2);
+        case.settle();
+        assert_eq!(case.steps(), ["Run backup Pending 1"]);
+        case.sees(job("backup"));
+        case.pass();
+        case.sees(HookState::Running);
+        case.settle();
+        // Another driver comes: its steps have other keys.
+        case.object.spec = spec("three", asked);
+        case.object.spec.driver.digest = "sha256:other".into();
+        case.driver.digest = "sha256:other".into();
+        case.object.metadata.generation = Some(3);
+        case.settle();
+        case.sees(ends);
+        case.settle();
+        assert_eq!((&case.status().finished_jobs, &case.status().failed_jobs), (&vec!["r1".to_owned()], &failed));
+        assert!(!case.steps().iter().any(|step| step.starts_with("Run backup")), "{:?}", case.steps());
+    }
+}
+
+#[test]
+fn a_job_that_is_refused_fails_its_step_in_time() {
+    let mut case = first_begun();
+    case.sees(job("first"));
+    case.pass();
+    case.trouble = Some("applying Job n/first: exceeded quota");
+    case.sees(job("first"));
+    case.settle();
+    let says = |case: &Case| case.status().steps.iter().find_map(|step| step.message.clone());
+    assert_eq!((case.phase().as_str(), says(&case).as_deref()), (phase::PREREQUISITES, case.trouble));
+    case.after(301);
+    case.settle();
+    assert_eq!((case.phase().as_str(), case.reason().as_str()), (phase::FAILED, "HookFailed"));
+    assert_eq!(case.status().message.as_deref(), case.trouble);
+}
+
+#[test]
+fn what_failed_for_an_object_that_was_there_before_is_another_attempt() {
+    let mut case = first_begun();
+    case.sees(HookState::Earlier);
+    case.pass();
+    assert_eq!(
+        (case.steps()[0].as_str(), case.phase().as_str()),
+        ("Run first (1 of 2) Running 2", phase::PREREQUISITES)
+    );
+    case.sees(job("again"));
+    assert_eq!(started(&case.pass().after), ["again"]);
+}
+
+#[test]
+fn actions_of_every_mode_come_before_a_teardown_and_requested_runs_where_they_say() {
+    let mode = |mode: &str| {
+        format!(
+            "- {{name: part-{mode}, hook: before_delete, mode: {mode}, steps: [{{run_job: {{component: database, command: [a]}}}}]}}
+- {{name: run, hook: job, mode: {mode}, steps: [{{run_job: {{component: database, command: [b]}}}}]}}
+"
+        )
+    };
+    let actions = ["post", "core", "pre"].map(mode).concat();
+    let asked = json!([{ "id": "r1", "action": "run" }]);
+    let mut case = Case::with_actions(&actions);
+    case.object.spec = spec("one", asked);
+    case.settle();
+    let all: Vec<&str> = case.status().steps.iter().map(|step| step.name.as_str()).collect();
+    let expected = [
+        "Create network policies and secrets",
+        "Run run",
+        "Install or upgrade the HelmRelease",
+        "Run run",
+        "Create services and middlewares",
+        "Run run",
+        "Wait for the deployment to be ready",
+    ];
+    assert_eq!(all, expected);
+    let mut case = Case::with_actions(&actions).ready().going();
+    case.applied = Some(case.object.spec.clone());
+    case.confirmed = Some("the deletion was requested");
+    case.leftovers = vec![leftover("Namespace", false)];
+    case.settle();
+    let order = ["Run part-pre Pending 1", "Run part-core Pending 1", "Run part-post Pending 1"];
+    assert_eq!(case.steps(), order);
+}

@@ -699,3 +699,20 @@ fn a_condition_without_a_generation_is_of_the_last_attempt() {
         assert_eq!(case.phase(), reached);
     }
 }
+
+#[test]
+fn what_is_refused_in_a_teardown_is_shown() {
+    let mut case = Case::new().ready().going();
+    case.confirmed = Some("the deletion was requested");
+    case.leftovers = vec![leftover("HelmRelease", false)];
+    case.pass();
+    case.pass();
+    case.trouble = Some("deleting HelmRelease e/n: forbidden");
+    case.settle();
+    let says = |case: &Case| (case.status().message.clone().unwrap(), case.status().display_state.clone().unwrap());
+    let message = "Waiting for HelmRelease n to go: deleting HelmRelease e/n: forbidden".to_owned();
+    assert_eq!(says(&case), (message, "Error".to_owned()));
+    case.trouble = None;
+    case.settle();
+    assert_eq!(says(&case), ("Waiting for HelmRelease n to go".to_owned(), "Deleting".to_owned()));
+}

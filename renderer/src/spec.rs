@@ -222,6 +222,9 @@ pub struct StepStatus {
     /// this key is not run again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// For a step of a run that somebody asked for: its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
     /// RFC 3339.
     #[serde(default)]
     pub started_at: Option<String>,

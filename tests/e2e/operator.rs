@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 use styrmin_tests::server::Api as _;
 use styrmin_tests::world::{LIMIT, World, driver};
-use styrmin_tests::{charts, eventually, plane::FLUX};
+use styrmin_tests::{charts, eventually, http, plane::FLUX};
 
 const HELM: &str = "helm.toolkit.fluxcd.io/v2";
 
@@ -155,6 +155,32 @@ async fn actions_run_in_order_around_the_release_and_each_once() {
     assert_eq!(lines(&file), ["fill", "warm", "dump", "reindex"]);
     let status = object(&world, &id).await["status"].clone();
     assert_eq!((status["stoppedComponents"].clone(), status["phase"].as_str()), (Value::Null, Some("Ready")));
+    // What monitoring is told of it.
+    let metrics = http().get(format!("http://{}/metrics", world.metrics.address())).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    let value = |name: &str, labels: &[&str]| -> f64 {
+        let of_it = |line: &&str| {
+            let rest = line.strip_prefix(name);
+            rest.is_some_and(|rest| rest.starts_with(['{', ' '])) && labels.iter().all(|label| line.contains(label))
+        };
+        let values = metrics.lines().filter(of_it).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+        values.sum()
+    };
+    assert_eq!(value("styrmin_agent_rollouts_total", &["outcome=\"ready\""]), 2.0, "{metrics}");
+    assert_eq!(value("styrmin_agent_phase_seconds_count", &["phase=\"CreatingServices\""]), 2.0, "{metrics}");
+    assert!(value("styrmin_agent_phase_seconds_sum", &["phase=\"CreatingHelmRelease\""]) > 0.1, "{metrics}");
+    for (name, labels) in [
+        ("styrmin_agent_passes_total", &["result=\"done\""][..]),
+        ("styrmin_agent_pass_seconds_count", &[]),
+        ("styrmin_agent_queue_seconds_count", &[]),
+        ("styrmin_agent_api_calls_total", &["verb=\"patch\"", "resource=\"helmreleases\"", "code=\"200\""]),
+        ("styrmin_agent_api_calls_total", &["verb=\"watch\"", "code=\"200\""]),
+        // The first look at something that is not there.
+        ("styrmin_agent_api_calls_total", &["verb=\"get\"", "resource=\"jobs\"", "code=\"404\""]),
+    ] {
+        assert!(value(name, labels) >= 1.0, "{name} {labels:?}: {metrics}");
+    }
+    assert!(metrics.contains("\nstyrmin_agent_queue "), "{metrics}");
 
     // Five changes in quick succession: their actions run once, the last one runs, the others give way.
     let mut tasks = Vec::new();

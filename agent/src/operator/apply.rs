@@ -4,12 +4,14 @@
 use super::decide::{Action, Decision, Note, ObjectKey};
 use super::observe::{APPLIED_RELEASE, APPLIED_SPEC, FINISHED_JOBS, Gathered, surplus};
 use super::{Context, FINALIZER, OperatorError, Result, execute};
+use crate::kept::{self, FIELD_MANAGER};
+use crate::store::key;
 use crate::{clock, flux, watch};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error, ResourceExt as _};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use styrmin_renderer::canonical;
 use styrmin_renderer::layout::MANAGED_BY;
 use styrmin_renderer::network;
@@ -17,8 +19,6 @@ use styrmin_renderer::objects::CHART_SOURCE;
 use styrmin_renderer::spec::{DEPLOYMENT_LABEL, StyrminDeployment, StyrminDeploymentStatus};
 use tracing::{info, warn};
 
-/// Owns what the operator writes.
-const FIELD_MANAGER: &str = "styrmin-operator";
 /// Owns nothing: it only asks.
 const CHECK_MANAGER: &str = "styrmin-operator-check";
 /// Owns only the finalizer, so that it can be let go of by itself.
@@ -48,10 +48,11 @@ pub(super) async fn carry_out(
         // that begins anew may show it as it was a while ago.
         is_current(object, context).await?;
     }
+    // The status says so now, and the next pass has no news of it.
+    publish(object, &decision.notes, context).await;
     for action in &decision.after {
         act(action, object, status, gathered, context).await?;
     }
-    publish(object, &decision.notes, context).await;
     Ok(())
 }
 
@@ -111,20 +112,37 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     let (version, kind) = (text("/apiVersion"), text("/kind"));
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     let client = &context.client;
-    if kind == "Service" && !looked && !context.watch.services.contains(namespace, name) {
+    let is_new = kind == "Service" && !context.watch.services.contains(namespace, name);
+    let mut is_free = is_new;
+    if is_new && !looked {
         // A chart may have made one of this name a moment ago; then it serves.
         let found = api(client, version, kind, namespace).get_opt(name).await;
         let found = found.map_err(OperatorError::of(format!("reading {kind} {namespace}/{name}")))?;
+        is_free = found.is_none();
         if found.is_some_and(|found| !is_ours(&found)) {
             warn!(kind, namespace, name, "somebody else has a Service of this name");
             return Ok(());
         }
     }
     info!(kind, namespace, name, "applying");
-    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    let parameters = PatchParams::apply(FIELD_MANAGER);
+    // Where nothing was, a chart's Service that comes first is not taken over: it is a conflict.
+    let parameters = if is_free { parameters } else { parameters.force() };
     let api = api(client, version, kind, namespace);
     let what = || OperatorError::of(format!("applying {kind} {namespace}/{name}"));
-    let written = api.patch(name, &parameters, &Patch::Apply(wanted)).await.map_err(what())?;
+    let written = match api.patch(name, &parameters, &Patch::Apply(wanted)).await {
+        // Immutable, and somebody has put another one in its place.
+        Err(Error::Api(status)) if status.code == 422 && kind == "Secret" => {
+            delete(context, &ObjectKey::new(version, kind, namespace, name)).await?;
+            api.patch(name, &parameters, &Patch::Apply(wanted)).await
+        }
+        answer => answer,
+    };
+    let written = written.map_err(what())?;
+    if let (Some(generation), "HelmRelease") = (written.metadata.generation, kind) {
+        let mut known = context.written.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(key(namespace, name), generation);
+    }
     let written = serde_json::to_value(written).unwrap_or_default();
     // What other field managers have put beside ours stays when ours is applied, and would be used.
     let patch: Vec<Value> = match kind {
@@ -161,8 +179,7 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
 /// Whether the operator made an object, also when somebody has taken the label away.
 pub(super) fn is_ours(found: &DynamicObject) -> bool {
     let label = found.labels().get(MANAGED_BY.0).is_some_and(|by| by == MANAGED_BY.1);
-    let managers = found.metadata.managed_fields.iter().flatten();
-    label || managers.into_iter().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
+    label || kept::is_ours(&found.metadata)
 }
 
 async fn delete(context: &Context, key: &ObjectKey) -> Result<()> {

@@ -395,8 +395,16 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
     let mut decision = way(observed, now, settings);
     let default = StyrminDeploymentStatus::default();
     let before = object.status.as_ref().unwrap_or(&default);
-    if let (None, Some(trouble)) = (&decision.status.message, observed.trouble) {
-        decision.status.message = Some(trouble.to_owned());
+    if let Some(trouble) = observed.trouble {
+        let ends = decision.status.phase.as_deref() == Some(phase::DELETING);
+        match &mut decision.status.message {
+            None => decision.status.message = Some(trouble.to_owned()),
+            Some(message) if ends && !message.contains(trouble) => {
+                message.push_str(&format!(": {trouble}"));
+                decision.status.display_state = Some(status::ERROR.into());
+            }
+            Some(_) => {}
+        }
     }
     bound_message(&mut decision.status);
     // Within one decision a condition may have been set twice; its time moves only with what it was.
@@ -819,7 +827,7 @@ fn work(
         }
         match &current.kind {
             StepKind::Prerequisites => steps::succeed(&mut status, current.index, now),
-            StepKind::Hook { run, .. } => {
+            StepKind::Hook { .. } => {
                 enter(&mut status, &current.kind);
                 match hook::step(observed, &mut status, &current, driver, Some(verdict), now, settings) {
                     Progress::Done => {}
@@ -827,19 +835,14 @@ fn work(
                         return Decision { status, after: stay.after, again: stay.again, ..Decision::default() };
                     }
                     Progress::Failed(why) => {
-                        status.finished_jobs.extend(run.clone());
-                        status.failed_jobs.extend(run.clone());
                         // What runs goes on running.
                         status.stopped_components.clear();
                         steps::fail(&mut status, current.index, &why, now);
+                        steps::note_run(&mut status, current.index);
                         return fail(status, "HookFailed", &why, generation, now);
                     }
                 }
-                if let Some(run) =
-                    run.as_ref().filter(|run| last_of_run(&status, &plan, &current, run, observed.base()))
-                {
-                    status.finished_jobs.push(run.clone());
-                }
+                steps::note_run(&mut status, current.index);
             }
             StepKind::HelmRelease => {
                 if wanted.held {
@@ -944,20 +947,6 @@ fn enter(status: &mut StyrminDeploymentStatus, kind: &StepKind) {
     if status.display_state.as_deref() != Some(status::ERROR) {
         status.display_state = Some(status::DEPLOYING.into());
     }
-}
-
-/// Whether no later step belongs to a requested run.
-fn last_of_run(
-    status: &StyrminDeploymentStatus,
-    plan: &Plan,
-    current: &steps::Current,
-    run: &str,
-    base: Base<'_>,
-) -> bool {
-    let of_run = |step: &&plan::PlanStep| matches!(&step.kind, StepKind::Hook { run: Some(known), .. } if known == run);
-    let keys: Vec<Option<String>> =
-        plan.steps.iter().filter(of_run).map(|step| hooks::key(base.revision, base.driver, &step.kind)).collect();
-    !status.steps.iter().skip(current.index + 1).any(|step| step.key.is_some() && keys.contains(&step.key))
 }
 
 /// What the release says. `Ok`: it is ready; `Err`: the decision that follows from what it says instead.

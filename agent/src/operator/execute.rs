@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use styrmin_renderer::spec::StyrminDeployment;
 use tokio::io::AsyncReadExt as _;
+use tokio::time::Instant;
 use tracing::info;
 
 /// Most bytes of a command's output that are kept, from its end: much more than is told, so that a secret is
@@ -20,8 +21,10 @@ use tracing::info;
 const OUTPUT_MAX: usize = 64 << 10;
 /// Most bytes that are read at a time.
 const CHUNK: usize = 8192;
-/// Most results that are kept; the oldest steps have long been noted.
+/// So many results are kept; when there are more, those go that have long been noted.
 const KEPT: usize = 4096;
+/// By then a result is in the status.
+const NOTED_BY_THEN: Duration = Duration::from_secs(3600);
 
 /// UID of the object, key of a step and its attempt. The keys of a first rollout are the same for every deployment
 /// of a driver, and for one that was made again.
@@ -30,14 +33,15 @@ type Which = (String, String, u32);
 /// What runs and what has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Executions {
-    known: Mutex<HashMap<Which, HookState>>,
+    /// With the time from which on they are as they are.
+    known: Mutex<HashMap<Which, (HookState, Instant)>>,
 }
 
 impl Executions {
     /// How far a command is; `None`: this process never began it.
     pub(super) fn get(&self, object: &StyrminDeployment, key: &str, attempt: u32) -> Option<HookState> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&which(object, key, attempt)).cloned()
+        known.get(&which(object, key, attempt)).map(|(state, _)| state.clone())
     }
 
     /// What was asked for until now is over: what comes is other steps, or the same ones once more.
@@ -49,9 +53,9 @@ impl Executions {
     fn put(&self, which: Which, state: HookState) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= KEPT {
-            known.retain(|_, state| *state == HookState::Running);
+            known.retain(|_, (state, since)| *state == HookState::Running || since.elapsed() < NOTED_BY_THEN);
         }
-        known.insert(which, state);
+        known.insert(which, (state, Instant::now()));
     }
 }
 

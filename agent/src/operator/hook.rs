@@ -65,6 +65,8 @@ pub enum HookState {
     Succeeded,
     /// It ended otherwise.
     Failed(String),
+    /// It ended otherwise for an object of this name that was there before.
+    Earlier,
 }
 
 /// What comes of a step in one pass.
@@ -198,7 +200,18 @@ fn ended(
     match &seen.state {
         HookState::Job(job) => {
             steps::run(status, index, now);
+            if let Some(trouble) = observed.trouble {
+                // It could not be made.
+                steps::explain(status, index, trouble);
+                if left(status, index, limit, now).is_none() {
+                    return Progress::Failed(trouble.to_owned());
+                }
+            }
             begin(Action::Apply(job.clone()))
+        }
+        HookState::Earlier => {
+            steps::again(status, index, "The Job of an earlier object of this name failed", now);
+            at_once()
         }
         HookState::Command(command) => {
             if steps::has_begun(status, index) {
@@ -238,7 +251,8 @@ pub(super) fn unfinished(
         HookState::Running => return Some(status.steps[index].name.clone()),
         HookState::Succeeded => steps::succeed(status, index, now),
         HookState::Failed(why) => steps::fail(status, index, why, now),
-        _ => {}
+        _ => return None,
     }
+    steps::note_run(status, index);
     None
 }

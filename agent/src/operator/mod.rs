@@ -57,6 +57,8 @@ const PASS_LIMIT: Duration = Duration::from_secs(60);
 const TELL_LIMIT: Duration = Duration::from_secs(5);
 /// How soon a pass is repeated whose view was older than the object.
 const STALE: Duration = Duration::from_millis(200);
+/// How often that time is doubled while the view stays old.
+const CONFLICTS: u32 = 8;
 
 pub(crate) struct Context {
     client: Client,
@@ -75,6 +77,24 @@ pub(crate) struct Context {
     credentials: recent::Recent<String, ()>,
     phases: Phases,
     troubles: Troubles,
+    /// How often in a row a pass of an object met a newer one.
+    conflicts: Mutex<HashMap<Key, u32>>,
+    /// Generations of HelmReleases that were written, and that the watch does not show yet.
+    written: Mutex<HashMap<Key, i64>>,
+}
+
+impl Context {
+    /// When to look again after a conflict: at once as a rule, and ever later when what is seen stays old.
+    fn conflict(&self, key: &Key) -> Duration {
+        let mut known = self.conflicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = known.entry(key.clone()).or_default();
+        *count += 1;
+        STALE.saturating_mul(1 << (*count - 1).min(CONFLICTS)).min(self.timer)
+    }
+
+    fn no_conflict(&self, key: &Key) {
+        self.conflicts.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
 }
 
 /// Why the last pass of an object ended early, with the UID that it had. The next one says it in the status: written
@@ -179,6 +199,8 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
         credentials: recent::Recent::new(settings.timer()),
         phases: Phases::default(),
         troubles: Troubles::default(),
+        conflicts: Mutex::default(),
+        written: Mutex::default(),
         watch: Arc::clone(&watch),
         server,
         settings: settings.decisions(),
@@ -218,6 +240,8 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
                 queue.ended(&key, next, Instant::now());
                 if next.is_none() {
                     context.troubles.forget(&key);
+                    context.no_conflict(&key);
+                    context.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
                 }
             },
             () = tokio::time::sleep_until(due.unwrap_or(now)), if due.is_some() => {}
@@ -280,13 +304,16 @@ async fn look(key: &Key, context: Arc<Context>) -> Option<Duration> {
     };
     let (outcome, next) = match result {
         Ok(next) => ("done", next),
-        Err((_, error)) if error.is_stale() => ("conflict", STALE),
+        Err((_, error)) if error.is_stale() => ("conflict", context.conflict(key)),
         Err((said, _)) => {
             let retry = context.retry_delay;
             warn!(object = name, namespace, error = said, retry_in_s = retry.as_secs(), "a pass failed");
             ("failed", retry)
         }
     };
+    if outcome != "conflict" {
+        context.no_conflict(key);
+    }
     metrics::pass(outcome, began.elapsed());
     Some(next)
 }

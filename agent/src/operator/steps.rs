@@ -44,6 +44,7 @@ fn step(name: &str, key: Option<String>) -> StepStatus {
         state: PENDING.into(),
         attempt: 1,
         key,
+        run: None,
         started_at: None,
         ended_at: None,
         message: None,
@@ -57,11 +58,12 @@ pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, 
     // Those of a rollout that came to its end are history.
     let was_applied = before.iter().all(ended_well);
     before.extend(std::mem::take(&mut status.earlier_steps));
-    let fresh = |one: &plan::PlanStep| step(&one.name, hooks::key(base.revision, base.driver, &one.kind));
-    let wanted = plan.steps.iter().filter(|one| match &one.kind {
-        StepKind::Hook { run: Some(run), .. } => !status.finished_jobs.contains(run),
-        _ => true,
-    });
+    let fresh = |one: &plan::PlanStep| StepStatus {
+        run: run_of(&one.kind).cloned(),
+        ..step(&one.name, hooks::key(base.revision, base.driver, &one.kind))
+    };
+    let wanted =
+        plan.steps.iter().filter(|one| run_of(&one.kind).is_none_or(|run| !status.finished_jobs.contains(run)));
     status.steps = wanted
         .map(fresh)
         .map(|mut new| {
@@ -86,6 +88,23 @@ pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, 
         && first.key.is_none()
     {
         start(first, now);
+    }
+}
+
+/// The run that somebody asked for and that a step belongs to.
+fn run_of(kind: &StepKind) -> Option<&String> {
+    if let StepKind::Hook { run, .. } = kind { run.as_ref() } else { None }
+}
+
+/// Notes that a run that somebody asked for has ended with one of its steps: well with the last one, or not. None is
+/// begun twice, however it ends.
+pub fn note_run(status: &mut StyrminDeploymentStatus, index: usize) {
+    let Some(step) = status.steps.get(index) else { return };
+    let (Some(run), failed) = (step.run.clone(), step.state == FAILED) else { return };
+    let is_left = |step: &StepStatus| step.run.as_ref() == Some(&run) && !ended_well(step);
+    if failed || !status.steps.iter().any(is_left) {
+        status.finished_jobs.push(run.clone());
+        status.failed_jobs.extend(failed.then_some(run));
     }
 }
 
@@ -282,7 +301,8 @@ pub fn fail(status: &mut StyrminDeploymentStatus, index: usize, why: &str, now: 
 pub fn forget(status: &mut StyrminDeploymentStatus, kind: &StepKind, base: Base<'_>) {
     let key = hooks::key(base.revision, base.driver, kind);
     for step in status.steps.iter_mut().filter(|step| step.key == key && step.state == SUCCEEDED) {
-        *step = StepStatus { attempt: step.attempt + 1, ..self::step(&step.name, step.key.clone()) };
+        let (attempt, run) = (step.attempt + 1, step.run.clone());
+        *step = StepStatus { attempt, run, ..self::step(&step.name, step.key.clone()) };
     }
 }
 

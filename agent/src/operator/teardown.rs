@@ -97,7 +97,7 @@ fn actions(
 ) -> Decision {
     let changed: Vec<Action> = observed.differing.iter().cloned().map(Action::Apply).collect();
     // What it says counts only when it is as an action wants it.
-    let found = observed.release.filter(|_| changed.is_empty());
+    let found = observed.release.filter(|_| changed.is_empty() && observed.going.is_empty());
     let verdict = found.map(|found| release::judge(found, None, settings.release.retries));
     loop {
         let current = match steps::current(&status, plan, observed.base()) {

@@ -140,8 +140,10 @@ struct Faults {
     late: Option<Late>,
     /// Nothing gets through any more.
     silent: bool,
-    /// The status, and the keys of the calls that got it.
-    refusal: Option<(StatusCode, BTreeSet<String>)>,
+    /// Everything is refused.
+    away: bool,
+    /// The status, the keys of the calls that are let through next, and those that got it.
+    refusal: Option<(StatusCode, BTreeSet<String>, Vec<String>)>,
     /// The answer of the next list of a path.
     stale: Option<(String, String, oneshot::Sender<()>)>,
     /// The path whose next watch comes late.
@@ -240,15 +242,24 @@ impl Proxy {
         self.inner.faults().silent = false;
     }
 
-    /// Answers every call with `status` when it is made for the first time from now on.
+    /// From now on refuses everything and ends all watches, or lets calls through again.
+    pub fn away(&self, away: bool) {
+        self.inner.faults().away = away;
+        if away {
+            self.break_watches();
+        }
+    }
+
+    /// Answers every call with `status` when it is made for the first time from now on, and every write each time that
+    /// it is made until it is made again.
     pub fn fail_each(&self, status: StatusCode) {
-        self.inner.faults().refusal = Some((status, BTreeSet::new()));
+        self.inner.faults().refusal = Some((status, BTreeSet::new(), Vec::new()));
     }
 
     /// The calls that were answered by [`Self::fail_each`].
     #[must_use]
     pub fn failed(&self) -> Vec<String> {
-        self.inner.faults().refusal.iter().flat_map(|(_, calls)| calls.iter().cloned()).collect()
+        self.inner.faults().refusal.iter().flat_map(|(.., refused)| refused.iter().cloned()).collect()
     }
 
     /// Answers the next list of a path with an older one, and keeps the watch that follows back a while.
@@ -331,10 +342,18 @@ fn fate(inner: &Inner, call: &Call) -> Fate {
     if faults.silent {
         return Fate::Silence;
     }
-    if let Some((status, calls)) = faults.refusal.as_mut().filter(|_| !call.is_aside())
-        && calls.insert(call.key())
-    {
-        return Fate::Answer(json_answer(*status, refusal(*status).to_string()));
+    if faults.away {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        return Fate::Answer(json_answer(status, refusal(status).to_string()));
+    }
+    if let Some((status, calls, refused)) = faults.refusal.as_mut().filter(|_| !call.is_aside()) {
+        if calls.insert(call.key()) {
+            refused.push(call.key());
+            return Fate::Answer(json_answer(*status, refusal(*status).to_string()));
+        }
+        if call.class == Class::Write {
+            calls.remove(&call.key());
+        }
     }
     faults.calls.push(call.clone());
     if call.class == Class::List

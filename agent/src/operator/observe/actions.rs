@@ -119,6 +119,7 @@ async fn known(
     let api: Api<Job> = Api::namespaced(context.client.clone(), &namespace);
     let found = api.get_opt(&name).await.map_err(OperatorError::of(format!("reading Job {namespace}/{name}")))?;
     let Some(job) = found else { return Ok(None) };
+    let is_earlier = job.metadata.creation_timestamp < object.metadata.creation_timestamp;
     let conditions = job.status.and_then(|status| status.conditions).unwrap_or_default();
     let is = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True");
     if is("Complete").is_some() {
@@ -137,6 +138,9 @@ async fn known(
         let late = || HookState::Failed(format!("Job {namespace}/{name} did not end within {limit} s"));
         return Ok(Some(if over { late() } else { HookState::Running }));
     };
+    if is_earlier {
+        return Ok(Some(HookState::Earlier));
+    }
     let why = failed.message.as_deref().or(failed.reason.as_deref()).unwrap_or("it failed");
     let log = masked(&log(context, &namespace, &name).await.unwrap_or_default(), secrets);
     let (why, log) = (masked(why, secrets), status::last_words(&log));

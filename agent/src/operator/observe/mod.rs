@@ -13,6 +13,7 @@ use super::steps::{self, Base};
 use super::{Context, OperatorError, Result, teardown};
 use crate::flux;
 use crate::kept::{self, Ending};
+use crate::store;
 use crate::watch::{self, Watch};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,6 +23,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DynamicObject, ListParams, ObjectMeta, PartialObjectMeta};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::PoisonError;
 use styrmin_renderer::context::{self, SecretRef};
 use styrmin_renderer::driver::Driver;
 use styrmin_renderer::names::EnvironmentId;
@@ -227,8 +229,13 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     let secrets = secrets(context, &namespace, spec).await?;
     gathered.secrets = secrets.as_ref().cloned().unwrap_or_default();
     let acted = status.spec_digest.as_deref() == Some(spec.digest().as_str()) && !teardown::begun(status);
-    if (!acted || going) && !teardown::begun(status) {
-        gathered.hook = actions::running(context, object, status, &gathered.secrets).await?;
+    if (!acted || going) && !teardown::begun(status) && steps::running_hook(status).is_some() {
+        // It may have got what the Secrets said before, or what Flux has removed with the object.
+        let mut secrets = gathered.secrets.clone();
+        if !references(spec).is_empty() {
+            secrets.extend(texts_of_values(context, &namespace, spec).await?);
+        }
+        gathered.hook = actions::running(context, object, status, &secrets).await?;
     }
     if going {
         let again = flux::applies_again(&context.client, watch, &namespace, &object.name_any()).await;
@@ -318,7 +325,7 @@ impl Gathered {
         let both = (network.policies, network.services);
         self.wanted = wanted(place, both, self);
         if let Ok(wanted) = &self.wanted {
-            let seen = compare(&context.watch, wanted, self.release.as_ref());
+            let seen = compare(&context.watch, wanted, self.current_release(context, object));
             if self.waiting.is_none() {
                 self.stale = stale(&context.watch, &namespace, spec, status, wanted);
             }
@@ -329,6 +336,23 @@ impl Gathered {
             }
         }
         Ok(())
+    }
+
+    /// The HelmRelease as it is; `Err` while the watch shows one from before what was written last.
+    fn current_release(
+        &self,
+        context: &Context,
+        object: &StyrminDeployment,
+    ) -> std::result::Result<Option<&Value>, ()> {
+        let key = store::key(&object.namespace().unwrap_or_default(), &object.name_any());
+        let mut written = context.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(generation) = written.get(&key) else { return Ok(self.release.as_ref()) };
+        let shown = self.release.as_ref().map(|release| release["metadata"]["generation"].as_i64().unwrap_or_default());
+        if shown.is_some_and(|shown| shown < *generation) {
+            return Err(());
+        }
+        written.remove(&key);
+        Ok(self.release.as_ref())
     }
 
     /// Secrets are known also when Flux has removed their Secret together with the object: what was made of it is
@@ -397,7 +421,8 @@ async fn ending(
     gathered.applied_release = None;
     let held = held_release(&gathered, context, spec, status);
     let wanted = Wanted { release: held, held: true, ..Wanted::default() };
-    gathered.differing = compare(&context.watch, &wanted, gathered.release.as_ref()).differing;
+    let seen = compare(&context.watch, &wanted, gathered.current_release(context, object));
+    (gathered.differing, gathered.going) = (seen.differing, seen.going);
     Ok(gathered)
 }
 
@@ -433,15 +458,16 @@ fn in_the_way(gathered: &Gathered, watch: &Watch, spec: &StyrminDeploymentSpec) 
     let conditions = of_release.and_then(Value::as_array).into_iter().flatten();
     let messages = conditions.filter_map(|condition| condition["message"].as_str());
     let messages = messages.chain(gathered.failure.as_ref().map(|failure| failure.message.as_str()));
-    let named = |message: &str| -> Option<String> {
-        let (before, _) =
-            message.split_once(&format!("\" in namespace \"{namespace}\" exists and cannot be imported"))?;
-        Some(before.rsplit_once("Service \"")?.1.to_owned())
-    };
-    messages.filter_map(named).find_map(|name| {
+    messages.filter_map(|message| service_in_the_way(message, &namespace)).find_map(|name| {
         let kept = watch.services.get(&namespace, &name).filter(|kept| !kept.going)?;
         Some(network::key("v1", "Service", &namespace, &name, &kept))
     })
+}
+
+/// The Service that Helm says it cannot take over.
+fn service_in_the_way(message: &str, namespace: &str) -> Option<String> {
+    let (before, _) = message.split_once(&format!("\" in namespace \"{namespace}\" exists and cannot be imported"))?;
+    Some(before.rsplit_once("Service \"")?.1.to_owned())
 }
 
 impl Gathered {
@@ -711,7 +737,7 @@ struct Seen {
     going: Vec<String>,
 }
 
-fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
+fn compare(watch: &Watch, wanted: &Wanted, release: std::result::Result<Option<&Value>, ()>) -> Seen {
     let mut seen = Seen::default();
     let is_going = |namespace: &str| watch.namespaces.get("", namespace).is_some_and(|found| found.going);
     let release_wanted = Some(&wanted.release).filter(|release| !release.is_null());
@@ -724,13 +750,16 @@ fn compare(watch: &Watch, wanted: &Wanted, release: Option<&Value>) -> Seen {
                 let found = watch.namespaces.get("", name);
                 found.map(|found| (found.going, found.has_labels_of(object)))
             }
-            // Named by its content, and immutable.
-            "Secret" => watch.secrets.get(namespace, name).map(|found| (found.going, true)),
+            // Named by its content, and immutable: only somebody else's in its place has another one.
+            "Secret" => watch.secrets.get(namespace, name).map(|found| (found.going, found.ours)),
             "NetworkPolicy" | "Service" => {
                 let store = if kind == "Service" { &watch.services } else { &watch.policies };
                 store.get(namespace, name).map(|kept| (kept.going, kept.is_as(kind, object)))
             }
+            // Seen soon.
+            "HelmRelease" if release.is_err() => Some((true, false)),
             "HelmRelease" => {
+                let release = release.unwrap_or_default();
                 let is = |found: &Value| covers(found, object) && surplus(found, object).is_empty();
                 release.map(|found| (!found["metadata"]["deletionTimestamp"].is_null(), is(found)))
             }
@@ -960,10 +989,26 @@ fn leftover(version: &str, kind: &str, metadata: &ObjectMeta) -> Leftover {
 
 #[cfg(test)]
 mod tests {
-    use super::{covers, masked_by, surplus};
+    use super::{covers, masked_by, service_in_the_way, surplus};
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
     use serde_json::json;
+
+    #[test]
+    fn helm_names_the_service_that_is_in_its_way() {
+        let said = |kind: &str| {
+            format!(
+                "Helm install failed for release styrmin-a/styrmin-a with chart web@1.0.0: unable to continue with \
+                 install: {kind} \"shop\" in namespace \"styrmin-a\" exists and cannot be imported into the current \
+                 release: invalid ownership metadata; annotation validation error: missing key \
+                 \"meta.helm.sh/release-name\": must be set to \"styrmin-a\""
+            )
+        };
+        assert_eq!(service_in_the_way(&said("Service"), "styrmin-a").as_deref(), Some("shop"));
+        for (kind, namespace) in [("ConfigMap", "styrmin-a"), ("Service", "styrmin-b")] {
+            assert_eq!(service_in_the_way(&said(kind), namespace), None);
+        }
+    }
 
     #[test]
     fn a_secret_is_masked_however_it_is_written() {
