@@ -2,13 +2,14 @@
 //! its way.
 
 use serde_json::{Value, json};
+use std::io::Write as _;
 use std::time::Duration;
 use styrmin_renderer::layout::MANAGED_BY;
 use styrmin_renderer::objects::CHART_SOURCE;
 use styrmin_tests::people::Person;
 use styrmin_tests::plane::{KWOK, condition};
 use styrmin_tests::server::Api as _;
-use styrmin_tests::world::{LIMIT, World};
+use styrmin_tests::world::{LIMIT, World, driver_like};
 use styrmin_tests::{eventually, git};
 
 const HELM: &str = "helm.toolkit.fluxcd.io/v2";
@@ -307,6 +308,57 @@ async fn a_secret_reaches_the_application_and_a_new_one_rolls_out() {
             assert!(!text.contains(secret), "{secret}");
         }
     }
+}
+
+/// The folder has left Git, and the Secret with it, when a Job's last words are read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_outlives_its_secret_tells_none() {
+    let world = World::start_with(|drivers| {
+        let file = driver_like(drivers, "postgresql", "checked").join("driver.styrmin.yml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let job = "run_job: {component: database, image: 'example.com/tool:exit-1', command: [check]}";
+        let action = format!("\n  actions:\n  - {{name: check, hook: upgrade, mode: pre, steps: [{{{job}}}]}}\n");
+        std::fs::write(file, text.replacen("\n  actions:\n", &action, 1)).unwrap();
+    })
+    .await;
+    world.rules("HOLD").await;
+    let client = world.client();
+    let input = json!({ "environment": world.environment, "name": "db", "driver": "checked", "applicationVersion": "16",
+        "parameters": { "password": "first-secret-1" } });
+    let (id, task) = client.create(input).await.unwrap();
+    succeeded(&world.until_ended(&task).await);
+    let (namespace, name) = world.object(&id);
+    let mut log = std::fs::OpenOptions::new().append(true).open(world.plane.folder().join("container.log")).unwrap();
+    writeln!(log, "2026-01-01T00:00:00.000000000Z stdout F password first-secret-1 is refused").unwrap();
+    let upgrade =
+        "mutation($id: ID!, $v: String!) { upgradeDeployment(id: $id, applicationVersion: $v) { task { id } } }";
+    client.ok(upgrade, json!({ "id": id, "v": "17" })).await;
+    eventually("the Job is there", LIMIT, async || {
+        let jobs = world.plane.kubectl(&["-n", &name, "get", "jobs", "-o", "name"]).await;
+        if jobs.contains("styrmin-hook-") { Ok(()) } else { Err(jobs) }
+    })
+    .await;
+    world.agent.kill().await;
+    let pat = Person::of(world.repository().to_str().unwrap()).await;
+    let folder = pat.path(&id).replace("/styrmindeployment.yaml", "");
+    pat.git(&["rm", "-rq", &folder]).await;
+    pat.push("A slip").await;
+    world.fetch().await;
+    let object = ["styrmin.io/v1alpha1", "StyrminDeployment", namespace.as_str(), name.as_str()];
+    let is_going = |found: Option<&Value>| found.is_some_and(|found| !found["metadata"]["deletionTimestamp"].is_null());
+    world.plane.until(&object, LIMIT, is_going).await;
+    let references = ["-n", &namespace, "get", "secrets", "-o", "name"];
+    eventually("the Secret is gone", LIMIT, async || {
+        let secrets = world.plane.kubectl(&references).await;
+        let left = secrets.lines().filter(|name| name.contains(&id) && !name.contains("-values-")).count();
+        if left == 0 { Ok(()) } else { Err(secrets) }
+    })
+    .await;
+    world.agent.restart().await;
+    let ended = |found: Option<&Value>| found.is_some_and(|found| found.to_string().contains("is refused"));
+    let status = world.plane.until(&object, LIMIT, ended).await.unwrap()["status"].to_string();
+    assert!(status.contains("password *** is refused") && !status.contains("first-secret-1"), "{status}");
+    assert!(!std::fs::read_to_string(world.agent.log()).unwrap().contains("first-secret-1"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -225,17 +225,27 @@ pub const ACTING: &str = "  actions:
   - {name: check, hook: job, mode: core, steps: [{execute: {component: web, command: [sh, -c, 'exit 3']}}]}
 ";
 
+/// Another driver with everything that `original` has; gives its folder.
+pub fn driver_like(folder: &Path, original: &str, name: &str) -> PathBuf {
+    let target = folder.join(name);
+    copy(&drivers().join(original), &target);
+    let file = target.join("driver.styrmin.yml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(file, text.replacen(&format!("name: {original}"), &format!("name: {name}"), 1)).unwrap();
+    target
+}
+
 /// A driver of its own for a test, made from the web application: its name, its service's, and what follows
 /// in its file.
 pub fn driver(folder: &Path, name: &str, service: &str, container: &str, actions: &str) {
-    let target = folder.join(name);
-    copy(&drivers().join("web-application"), &target);
+    let target = driver_like(folder, "web-application", name);
     let file = target.join("driver.styrmin.yml");
     let text = std::fs::read_to_string(&file).unwrap();
-    let text = text
-        .replacen("name: web-application", &format!("name: {name}"), 1)
-        .replacen("{name: web,", &format!("{{name: {service},"), 1)
-        .replacen("containers: [web]", &format!("containers: [{container}]"), 1);
+    let text = text.replacen("{name: web,", &format!("{{name: {service},"), 1).replacen(
+        "containers: [web]",
+        &format!("containers: [{container}]"),
+        1,
+    );
     let text = text.replacen("container: web,", &format!("container: {container},"), 1);
     std::fs::write(file, format!("{text}\n{actions}")).unwrap();
     let values = target.join("values.styrmin.yml");
