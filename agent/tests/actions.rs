@@ -721,6 +721,31 @@ fn what_failed_before_a_way_back_is_another_attempt_when_it_is_asked_for_again()
 }
 
 #[test]
+fn components_are_stopped_again_after_a_way_back() {
+    let mut case = Case::with_actions(&STOPS.replace("setup", "upgrade")).ready();
+    let before = case.object.spec.clone();
+    case.applied = Some(before.clone());
+    let upgrade = |case: &mut Case, instance: &str| {
+        case.object.spec = before.clone();
+        case.object.spec.instance_id = instance.into();
+        case.object.spec.application_version = "18".into();
+        case.settle();
+    };
+    upgrade(&mut case, "two");
+    assert_eq!(case.steps()[0], "Run migrate (1 of 3) Succeeded 1");
+    case.sees(HookState::Failed("no such table".into()));
+    case.settle();
+    case.object.spec = before.clone();
+    case.object.spec.instance_id = "three".into();
+    case.release.as_mut().unwrap()["status"]["conditions"][0]["status"] = "Unknown".into();
+    case.settle();
+    assert_eq!((case.steps().len(), case.status().stopped_components.len()), (0, 0));
+    upgrade(&mut case, "four");
+    assert_eq!(case.status().stopped_components, ["database"]);
+    assert_eq!(case.steps()[..2], ["Run migrate (1 of 3) Running 1", "Run migrate (2 of 3) Pending 2"]);
+}
+
+#[test]
 fn what_is_set_for_a_component_that_the_chart_lacks_is_told() {
     let mut case = Case::new();
     case.flux_ready();
@@ -770,6 +795,16 @@ fn a_job_that_is_refused_fails_its_step_in_time() {
     let mut case = first_begun();
     case.sees(job("first"));
     case.pass();
+    // What else went wrong says nothing of it.
+    case.trouble = Some("reading Secret e/s: 500");
+    case.after(400);
+    case.sees(job("first"));
+    case.settle();
+    assert_eq!(
+        (case.phase().as_str(), case.steps()[0].as_str()),
+        (phase::PREREQUISITES, "Run first (1 of 2) Running 1")
+    );
+    case.after(-400);
     case.trouble = Some("applying Job n/first: exceeded quota");
     case.sees(job("first"));
     case.settle();

@@ -621,12 +621,19 @@ fn a_change_of_nothing_waits_for_what_is_missing_no_longer_than_others() {
     case.object.metadata.generation = Some(2);
     case.missing = Some("Waiting for key password of Secret e/s".into());
     case.settle();
-    assert_eq!((case.status().steps.len(), case.phase().as_str()), (0, phase::PREREQUISITES));
+    assert_eq!((case.status().steps.len(), case.phase().as_str()), (1, phase::PREREQUISITES));
     case.after(271);
     case.settle();
     assert_eq!(case.reason(), "ReadyTimeout");
     assert!(case.status().message.as_ref().unwrap().ends_with("Waiting for key password of Secret e/s"));
+    // Then it is a rollout as every other one: Flux is asked again where it has given up.
     case.missing = None;
+    case.release = Some(stalled());
+    case.pass();
+    case.pass();
+    assert!(case.status().release_reset_at.is_some());
+    case.flux_ready();
+    case.release.as_mut().unwrap()["status"]["lastHandledResetAt"] = case.status().release_reset_at.clone().into();
     case.settle();
     assert_eq!(case.phase(), phase::READY);
 }
@@ -715,4 +722,14 @@ fn what_is_refused_in_a_teardown_is_shown() {
     case.trouble = None;
     case.settle();
     assert_eq!(says(&case), ("Waiting for HelmRelease n to go".to_owned(), "Deleting".to_owned()));
+    // While nobody confirms it nothing has failed.
+    let mut case = Case::new().ready().going();
+    case.trouble = Some("applying NetworkPolicy n/p: forbidden");
+    case.settle();
+    let (message, display) = says(&case);
+    assert!(message.ends_with("put back; applying NetworkPolicy n/p: forbidden"), "{message}");
+    assert_eq!(display, "Running");
+    case.trouble = None;
+    case.settle();
+    assert!(says(&case).0.ends_with("put back"));
 }

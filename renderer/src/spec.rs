@@ -121,8 +121,8 @@ pub struct StyrminDeploymentStatus {
     pub conditions: Vec<Condition>,
     /// Steps of the plan.
     pub steps: Vec<StepStatus>,
-    /// Steps of actions that changes have begun which were never applied, and that are not among `steps`: one of them
-    /// goes on where it was when a later plan has it again.
+    /// Steps of actions that changes have begun which were never applied, and that are not among `steps`: one that
+    /// failed is another attempt when a later plan has it again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub earlier_steps: Vec<StepStatus>,
     /// How often drift was put back.

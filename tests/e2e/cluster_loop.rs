@@ -667,8 +667,12 @@ async fn drift_is_put_back() {
     let labelled =
         |found: Option<&Value>| found.is_some_and(|found| found["metadata"]["labels"][MANAGED_BY.0] == MANAGED_BY.1);
     world.plane.until(&["v1", "Service", &name, &service], LIMIT, labelled).await;
+    // Nor does it belong to somebody else who says so.
+    let other = format!("{}=other", MANAGED_BY.0);
+    world.plane.kubectl(&["-n", &name, "label", "--overwrite", "service", &service, &other]).await;
+    world.plane.until(&["v1", "Service", &name, &service], LIMIT, labelled).await;
     let corrected = world.plane.get(&object).await.unwrap()["status"]["driftCorrections"].as_i64();
-    assert!(corrected >= Some(5), "{corrected:?}");
+    assert!(corrected >= Some(6), "{corrected:?}");
     world.until_state(&id, "RUNNING").await;
     assert!(world.plane.program(KWOK).id().await.is_some());
 }

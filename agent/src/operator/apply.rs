@@ -40,6 +40,10 @@ pub(super) async fn carry_out(
         }
     }
     let written = write_status(object, version, status, context).await?;
+    if written && decision.before.contains(&Action::RecordApplied) {
+        // Every step is over; the same ones are another rollout's.
+        context.executions.forget(object);
+    }
     let rests_on_it = |action: &Action| {
         matches!(action, Action::Apply(_) | Action::Delete(_) | Action::Resume(_) | Action::Execute(_))
     };
@@ -131,6 +135,14 @@ async fn apply(context: &Context, wanted: &Value, looked: bool) -> Result<()> {
     let api = api(client, version, kind, namespace);
     let what = || OperatorError::of(format!("applying {kind} {namespace}/{name}"));
     let written = match api.patch(name, &parameters, &Patch::Apply(wanted)).await {
+        // Ours without the label that it is known by.
+        Err(Error::Api(status)) if status.code == 409 && is_free => {
+            let found = api.get_opt(name).await.map_err(what())?;
+            if !found.is_some_and(|found| is_ours(&found)) {
+                return Err(what()(Error::Api(status)));
+            }
+            api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(wanted)).await
+        }
         // Immutable, and somebody has put another one in its place.
         Err(Error::Api(status)) if status.code == 422 && kind == "Secret" => {
             delete(context, &ObjectKey::new(version, kind, namespace, name)).await?;
@@ -302,7 +314,6 @@ async fn record_applied(
     gathered: &Gathered,
     context: &Context,
 ) -> Result<()> {
-    context.executions.forget(object);
     let namespace = object.namespace().unwrap_or_default();
     let api: Api<ControllerRevision> = Api::namespaced(context.client.clone(), &namespace);
     context.applied.forget(&object.metadata.uid.clone().unwrap_or_default());

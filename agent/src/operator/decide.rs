@@ -395,16 +395,8 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp, settings: &Settings) -> D
     let mut decision = way(observed, now, settings);
     let default = StyrminDeploymentStatus::default();
     let before = object.status.as_ref().unwrap_or(&default);
-    if let Some(trouble) = observed.trouble {
-        let ends = decision.status.phase.as_deref() == Some(phase::DELETING);
-        match &mut decision.status.message {
-            None => decision.status.message = Some(trouble.to_owned()),
-            Some(message) if ends && !message.contains(trouble) => {
-                message.push_str(&format!(": {trouble}"));
-                decision.status.display_state = Some(status::ERROR.into());
-            }
-            Some(_) => {}
-        }
+    if let (None, Some(trouble)) = (&decision.status.message, observed.trouble) {
+        decision.status.message = Some(trouble.to_owned());
     }
     bound_message(&mut decision.status);
     // Within one decision a condition may have been set twice; its time moves only with what it was.
@@ -591,7 +583,8 @@ fn wait(
     status.message = Some(message.to_owned());
     if !rolls(&status) {
         let mut notes = Vec::new();
-        if status.phase.as_deref() == Some(phase::READY) || is_failed_since_long(observed, now) {
+        let at_rest = status.phase.as_deref() == Some(phase::READY) || is_failed_since_long(observed, now);
+        if at_rest && observed.waiting.is_some() {
             put_back(observed, &mut status, &mut notes, now);
         }
         return Decision { status, after: puts_back(observed), notes, ..Decision::default() };
@@ -599,8 +592,8 @@ fn wait(
     let is_new = status.phase.as_deref() == Some(phase::PREREQUISITES);
     if is_new {
         if status.steps.is_empty() {
-            // A change of nothing has no step to wait in; its clock begins here.
-            status.rollout_started_at.get_or_insert_with(|| now.to_string());
+            // A change of nothing has no step of its own to wait in.
+            steps::wait_anew(&mut status, now);
         }
         if let Some(first) = status.steps.iter().position(|step| step.name == plan::PREREQUISITES) {
             steps::run(&mut status, first, now);
@@ -711,7 +704,7 @@ pub(super) fn judged(observed: &Observed<'_>, settings: &Settings) -> Option<Ver
 
 /// The values that Helm is given are other than when the release became ready: one in a Secret that somebody else
 /// keeps is a new one.
-fn is_renewed(status: &StyrminDeploymentStatus, wanted: &Wanted) -> bool {
+pub(super) fn is_renewed(status: &StyrminDeploymentStatus, wanted: &Wanted) -> bool {
     status.rendered_release.as_ref().zip(wanted.rendered()).is_some_and(|(known, now)| known.values != now.values)
 }
 
@@ -742,7 +735,8 @@ pub(super) fn put_back(
     now: Timestamp,
 ) {
     let generation = observed.object.metadata.generation;
-    let record = (!observed.recorded).then(|| "ControllerRevision of what was applied".to_owned());
+    let waits = observed.waiting.is_some();
+    let record = (!observed.recorded && !waits).then(|| "ControllerRevision of what was applied".to_owned());
     // What this agent renders otherwise than the one before, or with other settings, is nobody's edit.
     let rendered = observed.wanted.ok().and_then(Wanted::rendered);
     let is_ours = status.rendered_release.as_ref().zip(rendered).is_some_and(|(known, now)| *known != now);

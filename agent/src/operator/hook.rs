@@ -200,7 +200,8 @@ fn ended(
     match &seen.state {
         HookState::Job(job) => {
             steps::run(status, index, now);
-            if let Some(trouble) = observed.trouble {
+            let name = job["metadata"]["name"].as_str().unwrap_or_default();
+            if let Some(trouble) = observed.trouble.filter(|trouble| trouble.contains(name)) {
                 // It could not be made.
                 steps::explain(status, index, trouble);
                 if left(status, index, limit, now).is_none() {

@@ -51,12 +51,13 @@ fn step(name: &str, key: Option<String>) -> StepStatus {
     }
 }
 
-/// The steps of a plan. Those that ended before under the same key stay as they are, also when plans without them
-/// came in between; one that failed gets another attempt; requested runs that have ended are not run again.
+/// The steps of a plan. Those that ended before under the same key stay as they are; one that failed gets another
+/// attempt, also when plans without it came in between; requested runs that have ended are not run again.
 pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, now: Timestamp) {
     let mut before = std::mem::take(&mut status.steps);
     // Those of a rollout that came to its end are history.
     let was_applied = before.iter().all(ended_well);
+    let present = before.len();
     before.extend(std::mem::take(&mut status.earlier_steps));
     let fresh = |one: &plan::PlanStep| StepStatus {
         run: run_of(&one.kind).cloned(),
@@ -67,10 +68,12 @@ pub fn begin(status: &mut StyrminDeploymentStatus, plan: &Plan, base: Base<'_>, 
     status.steps = wanted
         .map(fresh)
         .map(|mut new| {
-            let known = before.iter().find(|known| known.key.is_some() && known.key == new.key);
-            match known {
-                Some(known) if known.state == FAILED => new.attempt = known.attempt + 1,
-                Some(known) => new = known.clone(),
+            let known = before.iter().position(|known| known.key.is_some() && known.key == new.key);
+            match known.map(|at| (&before[at], at < present)) {
+                Some((known, _)) if known.state == FAILED => new.attempt = known.attempt + 1,
+                // The plan in between has undone what it stopped. A Job or a command says itself that it has ended.
+                Some((known, false)) => new.attempt = known.attempt,
+                Some((known, true)) => new = StepStatus { run: new.run, ..known.clone() },
                 None => {}
             }
             new

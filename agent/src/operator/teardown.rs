@@ -133,6 +133,7 @@ fn actions(
         match hook::step(observed, &mut status, &current, driver, verdict.as_ref(), now, settings) {
             Progress::Done => {}
             Progress::Stay(stay) => {
+                refused(&mut status, observed.trouble);
                 let mut after = changed;
                 after.extend(stay.after);
                 return Decision { status, after, again: stay.again, ..Decision::default() };
@@ -148,6 +149,20 @@ fn actions(
     }
 }
 
+/// Begins what is said of an action that the API server refuses.
+const REFUSED: &str = "An action before the teardown is refused";
+
+/// Says what is refused while an action is waited for, until it is not.
+fn refused(status: &mut StyrminDeploymentStatus, trouble: Option<&str>) {
+    if let Some(trouble) = trouble {
+        status.message = Some(format!("{REFUSED}: {trouble}"));
+        status.display_state = Some(status::ERROR.into());
+    } else if status.message.as_ref().is_some_and(|message| message.starts_with(REFUSED)) {
+        status.message = None;
+        status.display_state = Some(status::DELETING.into());
+    }
+}
+
 /// Removes what is left, one object after the other.
 fn remove(
     observed: &Observed<'_>,
@@ -160,7 +175,8 @@ fn remove(
     status.applied_digest = None;
     if let Some(next) = observed.leftovers.first() {
         let why = observed.release.filter(|_| next.object.kind == "HelmRelease").and_then(release::uninstall_failed);
-        let told = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        let why = why.as_deref().or(observed.trouble);
+        let told = why.map_or_else(String::new, |why| format!(": {why}"));
         let message = format!("Waiting for {} to go{told}", next.name);
         let display = if why.is_some() { status::ERROR } else { status::DELETING };
         status.display_state = Some(display.into());
@@ -210,7 +226,8 @@ fn not_confirmed(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, n
         status.stopped_components.clear();
         (Vec::new(), AT_ONCE)
     } else {
-        if status.applied_digest == status.spec_digest {
+        let renewed = observed.wanted.is_ok_and(|wanted| decide::is_renewed(&status, wanted));
+        if status.applied_digest == status.spec_digest && observed.recorded && !renewed {
             decide::put_back(observed, &mut status, &mut notes, now);
         }
         (decide::puts_back(observed), None)
@@ -219,7 +236,8 @@ fn not_confirmed(observed: &Observed<'_>, mut status: StyrminDeploymentStatus, n
                    deletion is confirmed or the file is put back";
     let news = !has(&status, "NotConfirmed");
     status.phase = Some(phase::DELETING.into());
-    status.message = Some(message.into());
+    status.message =
+        Some(observed.trouble.map_or_else(|| message.to_owned(), |trouble| format!("{message}; {trouble}")));
     status::set(&mut status, "Ready", "Unknown", "NotConfirmed", message, generation, now);
     if news {
         notes.push(warning("NotConfirmed", message.to_owned()));

@@ -232,9 +232,7 @@ pub(super) async fn observe(object: &StyrminDeployment, context: &Context) -> Re
     if (!acted || going) && !teardown::begun(status) && steps::running_hook(status).is_some() {
         // It may have got what the Secrets said before, or what Flux has removed with the object.
         let mut secrets = gathered.secrets.clone();
-        if !references(spec).is_empty() {
-            secrets.extend(texts_of_values(context, &namespace, spec).await?);
-        }
+        secrets.extend(texts_of_values(context, &namespace, spec).await?);
         gathered.hook = actions::running(context, object, status, &secrets).await?;
     }
     if going {
