@@ -7,7 +7,7 @@ use serde_json::json;
 use styrmin_agent::operator::decide::{Action, Network, ObjectKey, phase};
 use styrmin_agent::operator::hook::{Execution, HookState};
 use styrmin_agent::operator::{FINALIZER, FORCE_DELETE, SKIP_TEARDOWN, steps};
-use styrmin_renderer::spec::Lifecycle;
+use styrmin_renderer::spec::{Lifecycle, StyrminDeploymentSpec};
 
 const EVERY_OCCASION: &str = "
 - {name: after, hook: setup, mode: post, steps: [{run_job: {component: database, command: [a]}}]}
@@ -678,19 +678,21 @@ fn a_stop_waits_for_the_pods_that_still_end() {
     assert!(case.status().message.as_ref().unwrap().ends_with("still there: pod postgresql-0"));
 }
 
+/// Another version than what was applied is asked for.
+fn upgrade(case: &mut Case, applied: &StyrminDeploymentSpec, instance: &str) {
+    case.object.spec = applied.clone();
+    case.object.spec.instance_id = instance.into();
+    case.object.spec.application_version = "18".into();
+    case.object.metadata.generation = case.object.metadata.generation.map(|generation| generation + 1);
+    case.settle();
+}
+
 #[test]
 fn what_failed_before_a_way_back_is_another_attempt_when_it_is_asked_for_again() {
     let mut case = Case::with_actions(EVERY_OCCASION).ready_with_setup();
     let before = case.object.spec.clone();
     case.applied = Some(before.clone());
-    let upgrade = |case: &mut Case, instance: &str| {
-        case.object.spec = before.clone();
-        case.object.spec.instance_id = instance.into();
-        case.object.spec.application_version = "18".into();
-        case.object.metadata.generation = case.object.metadata.generation.map(|generation| generation + 1);
-        case.settle();
-    };
-    upgrade(&mut case, "two");
+    upgrade(&mut case, &before, "two");
     case.sees(HookState::Failed("no such table".into()));
     case.settle();
     assert_eq!((case.phase().as_str(), case.steps()), (phase::FAILED, vec!["Run upgrade Failed 1".to_owned()]));
@@ -701,7 +703,7 @@ fn what_failed_before_a_way_back_is_another_attempt_when_it_is_asked_for_again()
     case.settle();
     assert_eq!((case.steps().len(), case.status().earlier_steps.len()), (0, 1));
     // Asked for again, the Job of the first attempt is there still.
-    upgrade(&mut case, "four");
+    upgrade(&mut case, &before, "four");
     assert_eq!((case.steps(), case.status().earlier_steps.len()), (vec!["Run upgrade Pending 2".to_owned()], 0));
     case.sees(HookState::Succeeded);
     case.flux_ready();
@@ -709,14 +711,14 @@ fn what_failed_before_a_way_back_is_another_attempt_when_it_is_asked_for_again()
     assert_eq!(case.phase(), phase::READY);
     // When the way back has come to its end, nothing is remembered of it.
     case.applied = Some(before.clone());
-    upgrade(&mut case, "five");
+    upgrade(&mut case, &before, "five");
     case.sees(HookState::Failed("no such table".into()));
     case.settle();
     case.object.spec = before.clone();
     case.object.spec.instance_id = "six".into();
     case.settle();
     assert_eq!((case.phase().as_str(), &case.status().earlier_steps[..]), (phase::READY, &[][..]));
-    upgrade(&mut case, "seven");
+    upgrade(&mut case, &before, "seven");
     assert_eq!(case.steps(), ["Run upgrade Pending 1"]);
 }
 
@@ -725,13 +727,7 @@ fn components_are_stopped_again_after_a_way_back() {
     let mut case = Case::with_actions(&STOPS.replace("setup", "upgrade")).ready();
     let before = case.object.spec.clone();
     case.applied = Some(before.clone());
-    let upgrade = |case: &mut Case, instance: &str| {
-        case.object.spec = before.clone();
-        case.object.spec.instance_id = instance.into();
-        case.object.spec.application_version = "18".into();
-        case.settle();
-    };
-    upgrade(&mut case, "two");
+    upgrade(&mut case, &before, "two");
     assert_eq!(case.steps()[0], "Run migrate (1 of 3) Succeeded 1");
     case.sees(HookState::Failed("no such table".into()));
     case.settle();
@@ -740,7 +736,7 @@ fn components_are_stopped_again_after_a_way_back() {
     case.release.as_mut().unwrap()["status"]["conditions"][0]["status"] = "Unknown".into();
     case.settle();
     assert_eq!((case.steps().len(), case.status().stopped_components.len()), (0, 0));
-    upgrade(&mut case, "four");
+    upgrade(&mut case, &before, "four");
     assert_eq!(case.status().stopped_components, ["database"]);
     assert_eq!(case.steps()[..2], ["Run migrate (1 of 3) Running 1", "Run migrate (2 of 3) Pending 2"]);
 }

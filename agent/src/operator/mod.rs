@@ -92,6 +92,13 @@ impl Context {
         STALE.saturating_mul(1 << (*count - 1).min(CONFLICTS)).min(self.timer)
     }
 
+    /// It is not there any more.
+    fn forget(&self, key: &Key) {
+        self.troubles.forget(key);
+        self.no_conflict(key);
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
     fn no_conflict(&self, key: &Key) {
         self.conflicts.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
@@ -239,9 +246,7 @@ pub async fn run(client: Client, watch: Arc<Watch>, server: Arc<Server>, setting
             Some(done) = passes.join_next() => if let Ok((key, next)) = done {
                 queue.ended(&key, next, Instant::now());
                 if next.is_none() {
-                    context.troubles.forget(&key);
-                    context.no_conflict(&key);
-                    context.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                    context.forget(&key);
                 }
             },
             () = tokio::time::sleep_until(due.unwrap_or(now)), if due.is_some() => {}

@@ -29,7 +29,6 @@ use crate::store::{
 };
 use anyhow::Context as _;
 use async_trait::async_trait;
-use branch::Look;
 use forge::{CommitStatus, Connection, Forge, ForgeError, MergeRequest, NewRequest, RequestState, StatusState};
 use futures::StreamExt as _;
 use git2::Oid;
@@ -336,7 +335,7 @@ impl Proposals {
             let why = [refreshed.failed, refreshed.refused].concat().join("; ");
             return Err(Waits::People(format!("Waiting: {why}")));
         }
-        self.push(place, &mut scene, &look, (base, head, anew), lead).await?;
+        self.push(place, &mut scene, (base, head, anew), lead).await?;
         let mut notes: Vec<String> = refreshed.refused.iter().map(|text| format!("not taken over: {text}")).collect();
         if anew && !look.others.is_empty() {
             notes.push(format!(
@@ -447,7 +446,6 @@ impl Proposals {
         &self,
         place: &Place,
         scene: &mut Scene,
-        look: &Look,
         (base, head, anew): (Oid, Option<Oid>, bool),
         lead: &Lead,
     ) -> Result<()> {
@@ -462,7 +460,7 @@ impl Proposals {
             }
             return Ok(());
         }
-        let onto = head.filter(|_| !anew && !look.conflicts).unwrap_or(base);
+        let onto = head.filter(|_| !anew).unwrap_or(base);
         let catalog = self.catalog(scene).await?;
         let commit = branch::commit(self, &place.mirror, scene, onto, catalog).await?;
         if let Some(commit) = commit {
